@@ -1,0 +1,1 @@
+"""Builds the patched llama-server: source, patch set, compiler, default model."""
