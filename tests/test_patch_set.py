@@ -70,9 +70,7 @@ def test_the_developers_git_configuration_does_not_leak(
     up: Upstream, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = up.patch_bytes()
-    settings = (
-        "[diff]\nnoprefix = true\ncontext = 9\n[core]\nautocrlf = true\n[color]\nui = always\n"
-    )
+    settings = "[core]\nautocrlf = true\nbigFileThreshold = 1\n[diff]\nnoprefix = true\n"
     (tmp_path / ".gitconfig").write_text(settings)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_DIFF_OPTS", "-u9")

