@@ -5,10 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from llamactl_builder import build, models
+from llamactl_builder.progress import TerminalProgress
 from upstream_fixture import make_upstream
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def engine_path(request: pytest.FixtureRequest) -> Path:
+    """The patched llama-server, built if it is not in the cache."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+        return build.ensure_engine(progress=progress).path
+
+
+@pytest.fixture(scope="session")
+def model_path(request: pytest.FixtureRequest) -> Path:
+    """The default model, fetched if it is not in the cache."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+        return models.ensure_default_model(progress)
 
 
 @pytest.fixture(scope="session")

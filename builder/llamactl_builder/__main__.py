@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from llamactl_builder import patchset, paths, pin, source, treehash
+from llamactl_builder import build, models, patchset, paths, pin, source, treehash
 from llamactl_builder.apply import apply
 from llamactl_builder.errors import BuilderError
 from llamactl_builder.export import export
@@ -37,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("directory", type=Path)
     verb.add_argument("--hook", help="the hook that uncommitted edits of upstream files belong to")
     verbs.add_parser("verify", help="prove that source and patch set give the recorded tree")
+    verbs.add_parser("engine-path", help="print the patched llama-server, building it if needed")
+    verbs.add_parser("model-path", help="print the default model, fetching it if needed")
     return main
 
 
@@ -55,6 +57,10 @@ def run(args: argparse.Namespace, progress: TerminalProgress) -> list[str]:
             return [str(args.directory)]
         case "export":
             return export(args.directory, the_pin, patches, args.hook) or ["nothing changed"]
+        case "engine-path":
+            return [str(build.ensure_engine(progress=progress).path)]
+        case "model-path":
+            return [str(models.ensure_default_model(progress))]
         case _:
             verify(source.fetch(the_pin, patches, progress), the_pin, patches)
             return [f"verified: {the_pin.tag} + {patches} = {the_pin.patched_sha256}"]

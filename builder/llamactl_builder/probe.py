@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
 from llamactl_builder.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READY_S = 300.0  # a big model from a cold disk
 TOKEN_S = 300.0
@@ -36,37 +41,33 @@ class EngineCrashError(BuildError):
 def generate_token(engine: Path, model: Path) -> None:
     """Start the engine on a private socket, ask one token of it, stop it; raise if it cannot."""
     with tempfile.TemporaryDirectory(prefix="llamactl-probe-") as scratch:
-        socket, log = Path(scratch) / "probe.sock", Path(scratch) / "log"
-        if len(bytes(socket)) > SOCKET_BYTES_MAX:
+        address, log = Path(scratch) / "probe.sock", Path(scratch) / "log"
+        if len(bytes(address)) > SOCKET_BYTES_MAX:
             raise BuildError(
                 "socket_path_long",
-                f"The probe's socket {socket} is longer than {SOCKET_BYTES_MAX} bytes.",
+                f"The probe's socket {address} is longer than {SOCKET_BYTES_MAX} bytes.",
                 "Set TMPDIR to a shorter directory.",
             )
-        command = [str(engine), "-m", str(model), "--host", str(socket), "-c", "512", "-np", "1"]
+        command = [str(engine), "-m", str(model), "--host", str(address), "-c", "512", "-np", "1"]
         with log.open("wb") as output:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
             try:
-                _converse(child, socket)
+                _converse(child, address)
             except (httpx.HTTPError, TimeoutError, ValueError) as error:
                 raise _failure(child, error, command, log) from error
             finally:
                 _stop(child)
 
 
-def _converse(child: subprocess.Popen[bytes], socket: Path) -> None:
+def _converse(child: subprocess.Popen[bytes], address: Path) -> None:
     """Wait until the model is loaded, then generate one token."""
-    transport = httpx.HTTPTransport(uds=str(socket))
+    transport = httpx.HTTPTransport(uds=str(address))
     with httpx.Client(transport=transport, base_url="http://probe", timeout=TOKEN_S) as client:
         deadline = time.monotonic() + READY_S
-        while not _ready(client):
-            if child.poll() is not None:
-                raise TimeoutError("it ended before it was ready")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not ready after {READY_S:.0f} s")
-            time.sleep(POLL_S)
+        _wait(child, deadline, lambda: _listening(address))
+        _wait(child, deadline, lambda: client.get("/health").status_code == httpx.codes.OK)
         body = {"prompt": "Once upon a time", "n_predict": 1, "temperature": 0}
         answer = client.post("/completion", json=body)
         answer.raise_for_status()
@@ -74,11 +75,20 @@ def _converse(child: subprocess.Popen[bytes], socket: Path) -> None:
             raise httpx.DecodingError(f"no token in the answer: {answer.text[:500]}")
 
 
-def _ready(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+def _listening(address: Path) -> bool:
+    """Asked apart from HTTP: httpx leaks the socket of a connection that is refused."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(address)) == 0
+
+
+def _wait(child: subprocess.Popen[bytes], deadline: float, state: Callable[[], bool]) -> None:
+    """Wait for a state, the end of the engine or the deadline, whichever is first."""
+    while not state():
+        if child.poll() is not None:
+            raise TimeoutError("it ended before it was ready")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not ready after {READY_S:.0f} s")
+        time.sleep(POLL_S)
 
 
 def _failure(

@@ -68,8 +68,8 @@ def unpack(pin: Pin, target: Path) -> None:
         )
         with tarfile.open(archive_path) as archive:
             for member in archive:
-                # NAME-VERSION/vendor/llama.cpp/PATH. The package's own files, some of the same PATH,
-                # keep their NAME-VERSION here and so are no inputs.
+                # NAME-VERSION/vendor/llama.cpp/PATH; the package's own files, some with the same
+                # PATH, keep their NAME-VERSION here and so are no inputs.
                 top = f"{member.name.partition('/')[0]}/{pin.package_path}/"
                 inside = member.name.removeprefix(top)
                 if member.isfile() and treehash.is_input(inside, pin.inputs):
