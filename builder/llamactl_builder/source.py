@@ -72,8 +72,10 @@ def unpack(pin: Pin, target: Path) -> None:
                 # PATH, keep their NAME-VERSION here and so are no inputs.
                 top = f"{member.name.partition('/')[0]}/{pin.package_path}/"
                 inside = member.name.removeprefix(top)
-                if member.isfile() and treehash.is_input(inside, pin.inputs):
-                    archive.extract(member.replace(name=inside, deep=False), tree, filter="data")
+                file = archive.extractfile(member) if member.isfile() else None
+                if file and treehash.is_input(inside, pin.inputs):
+                    (tree / inside).parent.mkdir(parents=True, exist_ok=True)
+                    (tree / inside).write_bytes(file.read())
         if target.exists():
             shutil.rmtree(target)
         tree.rename(target)
