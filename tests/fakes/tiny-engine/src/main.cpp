@@ -34,7 +34,7 @@ int main(int argc, char ** argv) {
             }
             request.append(buffer, n);
         }
-        const std::string body = request.rfind("GET /health", 0) == 0 ? "{}" : answer();
+        const std::string body = request.rfind("POST /completion", 0) == 0 ? answer() : "{}";
         const std::string response = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " +
             std::to_string(body.size()) + "\r\n\r\n" + body;
         if (write(client, response.data(), response.size()) < 0) {
