@@ -56,7 +56,7 @@ def patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "hooks/link-extra.patch": HOOK.encode(),
         "overlay/src/extra.cpp": EXTRA,
     })  # fmt: skip
-    monkeypatch.setattr(paths, "patches_dir", lambda: patches)
+    monkeypatch.setenv("LLAMACTL_PATCHES_DIR", str(patches))
     monkeypatch.setenv("LLAMACTL_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("CFLAGS", "CXXFLAGS", "CC", "CXX"):
         monkeypatch.delenv(name, raising=False)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from llamactl_builder import build, models, patchset, paths, pin, source, treehash
+from llamactl_builder import build, models, patchset, paths, pin, source
 from llamactl_builder.apply import apply
 from llamactl_builder.errors import BuilderError
 from llamactl_builder.export import export
@@ -27,7 +27,6 @@ def parser() -> argparse.ArgumentParser:
         epilog=LOOP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    main.add_argument("--patches", type=Path, default=paths.patches_dir(), help=argparse.SUPPRESS)
     verbs = main.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("fetch", help="get the pinned source and print where it is")
     verb.add_argument("--record", action="store_true", help="record its hash, after a new pin")
@@ -44,12 +43,13 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace, progress: TerminalProgress) -> list[str]:
     """Do one verb; answers the lines to print."""
-    patches: Path = args.patches.resolve()
+    patches = paths.patches_dir()
     the_pin = pin.load(patches)
     match args.verb:
         case "fetch":
             if args.record:
-                return record(the_pin, patches)
+                source.record(the_pin, patches)
+                the_pin = pin.load(patches)
             return [str(source.fetch(the_pin, patches, progress))]
         case "apply":
             clean = source.fetch(the_pin, patches, progress)
@@ -64,15 +64,6 @@ def run(args: argparse.Namespace, progress: TerminalProgress) -> list[str]:
         case _:
             verify(source.fetch(the_pin, patches, progress), the_pin, patches)
             return [f"verified: {the_pin.tag} + {patches} = {the_pin.patched_sha256}"]
-
-
-def record(the_pin: pin.Pin, patches: Path) -> list[str]:
-    """Take the source out of the package and record its tree hash."""
-    target = paths.cache_dir() / "source" / f"{the_pin.commit[:12]}-{the_pin.package_sha256[:12]}"
-    source.unpack(the_pin, target)
-    found = treehash.tree_sha256(target, the_pin.inputs)
-    pin.record(patches, "source_sha256", found)
-    return [f"source_sha256 = {found}"]
 
 
 def main() -> int:

@@ -19,6 +19,8 @@ def cache_dir() -> Path:
 
 
 def patches_dir() -> Path:
-    """The patch set: a checkout's own `patches/`, else the copy inside the installed package."""
+    """The patch set: $LLAMACTL_PATCHES_DIR, else the checkout's, else the installed package's."""
+    if chosen := os.environ.get("LLAMACTL_PATCHES_DIR"):
+        return Path(chosen).resolve()
     checkout = PACKAGE_DIR.parents[1] / "patches"
     return checkout if (checkout / "upstream.toml").is_file() else PACKAGE_DIR / "patches"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from llamactl_builder import paths, pip, treehash
 from llamactl_builder.errors import SourceError, ToolError
+from llamactl_builder.pin import record as record_hash
 from llamactl_builder.progress import Progress, ProgressCallback, silent
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def fetch(pin: Pin, patches: Path, progress: ProgressCallback = silent) -> Path:
     found = _hash_of(submodule, pin)
     if found == pin.source_sha256:
         return submodule
-    unpacked = paths.cache_dir() / "source" / f"{pin.commit[:12]}-{pin.package_sha256[:12]}"
+    unpacked = _unpacked(pin)
     if _hash_of(unpacked, pin) == pin.source_sha256:
         return unpacked
     progress(Progress(f"fetching {pin.package} {pin.version}, which carries llama.cpp {pin.tag}"))
@@ -55,6 +56,16 @@ def fetch(pin: Pin, patches: Path, progress: ProgressCallback = silent) -> Path:
             "After a deliberate change of the pin run `fetch --record`.",
         )
     return unpacked
+
+
+def record(pin: Pin, patches: Path) -> None:
+    """Take the package's word: write the hash of its source tree into the pin."""
+    unpack(pin, _unpacked(pin))
+    record_hash(patches, "source_sha256", treehash.tree_sha256(_unpacked(pin), pin.inputs))
+
+
+def _unpacked(pin: Pin) -> Path:
+    return paths.cache_dir() / "source" / f"{pin.commit[:12]}-{pin.package_sha256[:12]}"
 
 
 def unpack(pin: Pin, target: Path) -> None:
