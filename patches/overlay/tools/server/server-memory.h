@@ -1,0 +1,9 @@
+#pragma once
+
+// How much host memory this process can still take.
+
+#include <cstdint>
+
+// bytes: what the system has available, or what is left of the smallest control group limit on the path to this process
+// 0 where the system does not tell
+int64_t server_memory_available();

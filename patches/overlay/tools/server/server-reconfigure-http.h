@@ -1,0 +1,22 @@
+#pragma once
+
+// The HTTP edge of a reconfigure: the request body into a typed request, typed answers into JSON.
+
+#include "server-common.h"
+#include "server-reconfigure.h"
+
+#include <string>
+
+// throws std::invalid_argument that names the field and what was wrong with it
+server_geometry_request server_reconfigure_parse(const std::string & body);
+
+// the receipt, or the body of an error
+json server_reconfigure_to_json(const server_reconfigure_result & result);
+
+// the HTTP status of that answer
+int server_reconfigure_status(const server_reconfigure_result & result);
+
+json server_geometry_to_json(const server_geometry & geometry);
+
+// the answer to a body that is no request
+json server_reconfigure_bad_request(const std::string & message);

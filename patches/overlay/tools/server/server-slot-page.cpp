@@ -1,0 +1,117 @@
+#include "server-slot-page.h"
+
+#include <exception>
+
+void server_slot_page_buffer::reserve(size_t n_bytes) {
+    if (n_bytes <= n) {
+        return;
+    }
+
+    ptr.reset();
+    n = 0;
+
+    ptr.reset(new uint8_t[n_bytes]); // not make_unique, which fills it with zeros
+    n = n_bytes;
+}
+
+void server_slot_page_buffer::touch() {
+    const size_t page_size = 4096; // the smallest page there is: a larger one is touched more than once
+
+    for (size_t i = 0; i < n; i += page_size) {
+        static_cast<volatile uint8_t *>(ptr.get())[i] = 0;
+    }
+}
+
+static llama_pos pos_max(llama_context * ctx, llama_seq_id id) {
+    auto * mem = ctx ? llama_get_memory(ctx) : nullptr;
+
+    return mem ? llama_memory_seq_pos_max(mem, id) : -1;
+}
+
+// a context without a memory module (an encoder) holds no sequence state
+static size_t state_size(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags) {
+    return ctx && llama_get_memory(ctx) ? llama_state_seq_get_size_ext(ctx, id, flags) : 0;
+}
+
+server_slot_page_size server_slot_page_measure(const server_seq_ref & src, llama_state_seq_flags flags) {
+    return {
+        /*.tgt =*/ state_size(src.ctx_tgt, src.id, flags),
+        /*.dft =*/ state_size(src.ctx_dft, src.id, flags),
+    };
+}
+
+static bool capture_one(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags, uint8_t * dst, size_t size) {
+    return size == 0 || llama_state_seq_get_data_ext(ctx, dst, size, id, flags) == size;
+}
+
+bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags flags, server_slot_page & page, std::string & error) {
+    try {
+        // a copy between streams or a position shift that is only queued would be missing from the state, without a sign of it
+        if (!llama_memory_flush(src.ctx_tgt) || (src.ctx_dft && !llama_memory_flush(src.ctx_dft))) {
+            error = "queued work on the KV cache could not be done";
+            return false;
+        }
+
+        page.size = server_slot_page_measure(src, flags);
+        page.buffer.reserve(page.size.total());
+
+        page.pos_max_tgt = pos_max(src.ctx_tgt, src.id);
+        page.pos_max_dft = pos_max(src.ctx_dft, src.id);
+
+        if (!capture_one(src.ctx_tgt, src.id, flags, page.buffer.data(), page.size.tgt)) {
+            error = "the target's state could not be read";
+            return false;
+        }
+
+        if (!capture_one(src.ctx_dft, src.id, flags, page.buffer.data() + page.size.tgt, page.size.dft)) {
+            error = "the draft's state could not be read";
+            return false;
+        }
+    } catch (const std::exception & e) {
+        error = e.what();
+        return false;
+    }
+
+    return true;
+}
+
+static void clear(llama_context * ctx, llama_seq_id id) {
+    auto * mem = ctx ? llama_get_memory(ctx) : nullptr;
+    if (mem) {
+        llama_memory_seq_rm(mem, id, -1, -1);
+    }
+}
+
+// a read that fails or ends early leaves part of the state in place, so only the exact size and position count as success
+static bool restore_one(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags, const uint8_t * src, size_t size, llama_pos pos) {
+    if (size == 0) {
+        return true;
+    }
+
+    return llama_state_seq_set_data_ext(ctx, src, size, id, flags) == size && pos_max(ctx, id) == pos;
+}
+
+bool server_slot_page_restore(const server_slot_page & page, const server_seq_ref & dst, llama_state_seq_flags flags, std::string & error) {
+    // the cells of an earlier state would stay beside those of an empty one
+    clear(dst.ctx_tgt, dst.id);
+    clear(dst.ctx_dft, dst.id);
+
+    try {
+        if (page.size.dft > 0 && !dst.ctx_dft) {
+            error = "the page has a draft state, the context has no draft";
+        } else if (!restore_one(dst.ctx_tgt, dst.id, flags, page.buffer.data(), page.size.tgt, page.pos_max_tgt)) {
+            error = "the target's state does not fit or is damaged";
+        } else if (!restore_one(dst.ctx_dft, dst.id, flags, page.buffer.data() + page.size.tgt, page.size.dft, page.pos_max_dft)) {
+            error = "the draft's state does not fit or is damaged";
+        } else {
+            return true;
+        }
+    } catch (const std::exception & e) {
+        error = e.what();
+    }
+
+    clear(dst.ctx_tgt, dst.id);
+    clear(dst.ctx_dft, dst.id);
+
+    return false;
+}
