@@ -62,3 +62,17 @@ def test_an_error_is_words_on_stderr_and_status_1(up: Upstream) -> None:
     assert (status, out) == (1, "")
     assert "error: The source of llama.cpp b1" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("verb", ["verify", "engine-path", "model-path"])
+def test_a_cache_that_cannot_be_made_is_words_too(
+    up: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    shutil.rmtree(up.patches / "llama.cpp")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLAMACTL_CACHE_DIR", str(tmp_path / "file/cache"))
+    status, out, said = builder(verb)
+    assert (status, out) == (1, "")
+    assert f"Not a directory: '{tmp_path / 'file/cache'}'" in said
+    assert "LLAMACTL_CACHE_DIR" in said
+    assert "Traceback" not in said

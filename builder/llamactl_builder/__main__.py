@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llamactl_builder import build, models, patchset, paths, pin, source
 from llamactl_builder.apply import apply
-from llamactl_builder.errors import BuilderError
+from llamactl_builder.errors import BuilderError, os_errors
 from llamactl_builder.export import export
 from llamactl_builder.progress import TerminalProgress
 from llamactl_builder.verify import verify
@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
+@os_errors("The patch-set tool")
 def run(args: argparse.Namespace, progress: TerminalProgress) -> list[str]:
     """Do one verb; answers the lines to print."""
     patches = paths.patches_dir()

@@ -25,6 +25,7 @@ from llamactl_builder import (
     sync,
     toolchain,
 )
+from llamactl_builder.errors import os_errors
 from llamactl_builder.progress import Progress, ProgressCallback, silent
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Recipe:
         ]
 
 
+@os_errors("Building the engine")
 def ensure_engine(
     *,
     unpatched: bool = False,

