@@ -1,0 +1,12 @@
+"""The daemon that owns one llama-server and changes its geometry without relaunching it.
+
+Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
+
+    0 pure        errors fields models config backoff launch plan state
+    1 one thing   process ports store ledger logs metrics operations engine client
+    2 the API     control
+    3 the loop    daemon
+    4 the entry   __main__
+
+`holder.py` stands apart: a program of its own, stdlib only, the engine's parent.
+"""
