@@ -2,7 +2,7 @@
 
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
-    0 pure        errors fields models config backoff launch plan state
+    0 pure        errors fields models config backoff launch plan events snapshot commands state
     1 one thing   process ports store ledger logs metrics operations engine client
     2 the API     control
     3 the loop    daemon
