@@ -5,7 +5,7 @@ It imports the standard library only and nothing of ours. It lives exactly as lo
 signals that ask it to end are ignored, so neither log nor exit status depends on anyone.
 
     stdin    the order; never argv, because the environment in it may hold secrets
-    stdout   closed once the engine runs, or could not be run: the end of file is the answer
+    stdout   the errno, if the engine could not be run; its end means that the attempt is over
     DIRECTORY/holder.json   who is who, written before and after the engine is forked
     DIRECTORY/pulse         its mtime moves while the engine writes, whatever the disk does
     DIRECTORY/exit.json     how the engine ended, and its last lines
@@ -248,8 +248,8 @@ def main() -> None:
     os.write(gate_write, b"!")
     os.close(gate_write)
     failed = os.read(failure_read, 16)
-    if not failed:
-        os.dup2(null, 1)
+    os.write(1, failed)
+    os.dup2(null, 1)
 
     watch(pid, streams, f"{directory}/pulse")
     _, status, usage = os.wait4(pid, 0)

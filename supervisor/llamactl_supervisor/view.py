@@ -1,0 +1,64 @@
+"""What the daemon shows: its snapshot as the `Status` of the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor.launch import ENGINE_HOST
+from llamactl_supervisor.models import EngineState, EngineStatus, Status
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.models import DaemonStatus, Operation, Stranger
+    from llamactl_supervisor.snapshot import Snapshot
+
+
+def status(
+    snapshot: Snapshot,
+    now: float,
+    paths: Paths,
+    *,
+    daemon: DaemonStatus,
+    operation: Operation | None,
+    strangers: tuple[Stranger, ...],
+    weight_loads: int,
+    loads_avoided: int,
+) -> Status:
+    """Return the status; `now` is on the monotonic clock."""
+    retry_in_s = None
+    if snapshot.state is EngineState.CRASHED and snapshot.deadline is not None:
+        retry_in_s = max(0.0, snapshot.deadline - now)
+    return Status(
+        state=snapshot.state,
+        intent=snapshot.intent,
+        generation=snapshot.generation,
+        crashes=snapshot.crashes,
+        retry_in_s=retry_in_s,
+        daemon=daemon,
+        desired=snapshot.desired,
+        override=snapshot.override,
+        engine=_engine(snapshot, paths),
+        operation=operation,
+        problem=snapshot.problem,
+        last_exit=snapshot.last_exit,
+        strangers=strangers,
+        weight_loads=weight_loads,
+        loads_avoided=loads_avoided,
+    )
+
+
+def _engine(snapshot: Snapshot, paths: Paths) -> EngineStatus | None:
+    process, desired = snapshot.process, snapshot.desired
+    if process is None or desired is None:
+        return None
+    return EngineStatus(
+        pid=process.engine.pid,
+        holder_pid=None if process.holder is None else process.holder.pid,
+        instance_id=process.instance_id,
+        url=f"http://{ENGINE_HOST}:{desired.spec.port}",
+        socket=str(paths.engine_dir(process.instance_id) / "engine.sock"),
+        adopted=process.adopted,
+        geometry=snapshot.facts.geometry,
+        n_weight_loads=snapshot.facts.n_weight_loads,
+        last_reconfigure=snapshot.facts.last_reconfigure,
+    )
