@@ -104,7 +104,17 @@ def up(
     kv_unified: KvUnified = None,
     tcp_port: Annotated[
         int | None,
-        typer.Option("--port", parser=port, metavar="PORT", help="On 127.0.0.1. [default: 8080]"),
+        typer.Option(
+            "--port", parser=port, metavar="PORT", help="For the clients. [default: 8080]"
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Where clients may come from; IPv4. [default: 127.0.0.1]",
+        ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
@@ -132,6 +142,7 @@ def up(
         "n_ctx": total_tokens(n_ctx, per_slot, n_seq or DEFAULT_N_SEQ),
         "n_seq": n_seq,
         "kv_unified": kv_unified,
+        "host": host,
         "port": tcp_port,
         "api_key_file": None if api_key_file is None else str(_key_file(api_key_file)),
         "extra_args": _options(engine_args or []),
