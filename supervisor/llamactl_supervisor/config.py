@@ -7,7 +7,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,6 +21,8 @@ APP = "llamactl"
 ENV_PREFIX = "LLAMACTL_"
 SUN_PATH_BYTES_MAX = 107
 """Longest path of a unix socket: sun_path holds 108 bytes, the last one is NUL."""
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -108,27 +110,27 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ready_stall_s: float = Field(300.0, gt=0)
+    ready_stall_s: Seconds = 300.0
     """A load is given up when neither health nor log nor exit has moved for this long."""
-    ready_poll_s: float = Field(0.1, gt=0)
+    ready_poll_s: Seconds = 0.1
     """Pause between two questions for the engine's health while it loads."""
-    stop_term_s: float = Field(5.0, gt=0)
+    stop_term_s: Seconds = 5.0
     """From TERM to KILL."""
-    backoff_base_s: float = Field(1.0, gt=0)
+    backoff_base_s: Seconds = 1.0
     """Upper bound of the first retry's delay; doubles with each crash."""
-    backoff_cap_s: float = Field(60.0, gt=0)
+    backoff_cap_s: Seconds = 60.0
     """Upper bound of every retry's delay."""
-    crashes_max: int = Field(5, ge=0)
+    crashes_max: Annotated[int, Field(ge=0)] = 5
     """Retries before the engine is FAILED."""
-    settle_s: float = Field(180.0, gt=0)
+    settle_s: Seconds = 180.0
     """READY for this long makes the next crash the first one again."""
-    holder_exit_s: float = Field(5.0, gt=0)
+    holder_exit_s: Seconds = 5.0
     """How long after the engine its holder may take to write the exit record."""
-    close_s: float = Field(2.0, gt=0)
+    close_s: Seconds = 2.0
     """How long open control connections may hold up the daemon's exit."""
-    log_bytes_max: int = Field(16 * 2**20, ge=4096)
+    log_bytes_max: Annotated[int, Field(ge=4096)] = 16 * 2**20
     """Size at which the engine's log is rotated."""
-    log_files_max: int = Field(4, ge=1)
+    log_files_max: Annotated[int, Field(ge=1)] = 4
     """Log files kept, the current one included."""
 
     @classmethod
