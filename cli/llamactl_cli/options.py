@@ -39,7 +39,7 @@ def slots(text: str) -> int:
 
 def port(text: str) -> int:
     """Return a TCP port."""
-    from llamactl_supervisor.fields import PORT_MAX
+    from llamactl_supervisor.models import PORT_MAX
 
     return _whole(text, "a port", 1, PORT_MAX)
 
