@@ -105,7 +105,7 @@ class Effects:
                 details={"pid": stranger.pid, "instance_id": stranger.instance_id},
             )
         spec = effect.request.spec
-        await ports.check_free(launch.ENGINE_HOST, spec.port)
+        await ports.check_free(spec.host, spec.port)
         argv = launch.engine_argv(effect.request, effect.override, effect.instance_id, self._paths)
         order = launch.holder_order(
             argv, os.environ, effect.instance_id, self._paths, self._settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ PORT_MAX = 65535
 DEFAULT_N_CTX = 16384
 DEFAULT_N_SEQ = 2
 DEFAULT_PORT = 8080
+DEFAULT_HOST = "127.0.0.1"
 
 OWNED_ARGS = frozenset(
     [
@@ -68,6 +70,14 @@ def _absolute(value: str) -> str:
     return value
 
 
+def _ipv4(value: str) -> str:
+    try:
+        return str(IPv4Address(value))
+    except AddressValueError:
+        text = f"must be an IPv4 address of this machine, not {value!r}"
+        raise PydanticCustomError("invalid_host", "{text}", {"text": text}) from None
+
+
 def _free_args(args: tuple[str, ...]) -> tuple[str, ...]:
     for arg in args:
         name = arg.split("=", 1)[0]
@@ -88,4 +98,5 @@ NCtx = Annotated[int, Field(strict=True), _bounded("n_ctx", "tokens", N_CTX_MAX)
 NSeq = Annotated[int, Field(strict=True), _bounded("n_seq", "slots", N_SEQ_MAX)]
 AbsolutePath = Annotated[str, Field(max_length=4096), AfterValidator(_absolute)]
 ExtraArgs = Annotated[tuple[str, ...], Field(max_length=512), AfterValidator(_free_args)]
+Host = Annotated[str, AfterValidator(_ipv4)]
 Port = Annotated[int, Field(strict=True, ge=1, le=PORT_MAX)]

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.models import EngineRequest, Override, UpRequest
 
-ENGINE_HOST = "127.0.0.1"
 ENGINE_OOM_SCORE_ADD = 200
 """Raised so that the kernel, short of memory, takes the engine and not the daemon."""
 LAST_LINES_MAX = 60
@@ -41,7 +40,7 @@ def engine_argv(
     spec = live_spec(request.spec, override)
     socket = paths.engine_dir(instance) / "engine.sock"
     argv = [request.engine_path, "--model", spec.model]
-    argv += ["--host", f"{ENGINE_HOST},{socket}", "--port", str(spec.port)]
+    argv += ["--host", f"{spec.host},{socket}", "--port", str(spec.port)]
     argv += ["--ctx-size", str(spec.n_ctx), "--parallel", str(spec.n_seq)]
     if spec.kv_unified is not None:
         argv.append("--kv-unified" if spec.kv_unified else "--no-kv-unified")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llamactl_supervisor.errors import error
+from llamactl_supervisor.fields import DEFAULT_HOST as DEFAULT_HOST
 from llamactl_supervisor.fields import DEFAULT_N_CTX as DEFAULT_N_CTX
 from llamactl_supervisor.fields import DEFAULT_N_SEQ as DEFAULT_N_SEQ
 from llamactl_supervisor.fields import DEFAULT_PORT as DEFAULT_PORT
@@ -21,6 +22,7 @@ from llamactl_supervisor.fields import N_SEQ_MAX as N_SEQ_MAX
 from llamactl_supervisor.fields import (
     AbsolutePath,
     ExtraArgs,
+    Host,
     NCtx,
     NSeq,
     Port,
@@ -91,12 +93,13 @@ class Problem(Wire):
 
 
 class EngineRequest(Wire):
-    """The engine that is wanted. The port is on 127.0.0.1; n_ctx is the total over all slots."""
+    """The engine that is wanted. n_ctx is the total over all slots."""
 
     model: AbsolutePath
     n_ctx: NCtx = DEFAULT_N_CTX
     n_seq: NSeq = DEFAULT_N_SEQ
     kv_unified: bool | None = None
+    host: Host = DEFAULT_HOST
     port: Port = DEFAULT_PORT
     extra_args: ExtraArgs = ()
     api_key_file: AbsolutePath | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 
 import psutil
@@ -23,6 +24,9 @@ async def check_free(host: str, port: int) -> None:
             Code.INVALID_REQUEST, f"port {port} cannot be bound: {exc.strerror}", hint="use 1024 up"
         ) from None
     except OSError as exc:
+        if exc.errno == errno.EADDRNOTAVAIL:
+            message = f"{host} is no address of this machine"
+            raise error(Code.INVALID_REQUEST, message, hint="127.0.0.1 is the default") from None
         raise await _in_use(host, port, exc) from None
 
 

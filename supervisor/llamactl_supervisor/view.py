@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor.launch import ENGINE_HOST
-from llamactl_supervisor.models import EngineState, EngineStatus, Status
+from llamactl_supervisor.models import DEFAULT_HOST, EngineState, EngineStatus, Status
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
     from llamactl_supervisor.models import DaemonStatus, Operation, Stranger
     from llamactl_supervisor.snapshot import Snapshot
+
+EVERY_ADDRESS = "0.0.0.0"
+"""To be listened on; a client needs one that it can reach."""
 
 
 def status(
@@ -51,11 +53,12 @@ def _engine(snapshot: Snapshot, paths: Paths) -> EngineStatus | None:
     process, desired = snapshot.process, snapshot.desired
     if process is None or desired is None:
         return None
+    host = DEFAULT_HOST if desired.spec.host == EVERY_ADDRESS else desired.spec.host
     return EngineStatus(
         pid=process.engine.pid,
         holder_pid=None if process.holder is None else process.holder.pid,
         instance_id=process.instance_id,
-        url=f"http://{ENGINE_HOST}:{desired.spec.port}",
+        url=f"http://{host}:{desired.spec.port}",
         socket=str(paths.engine_dir(process.instance_id) / "engine.sock"),
         adopted=process.adopted,
         geometry=snapshot.facts.geometry,
