@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import IO, TYPE_CHECKING
 
@@ -55,21 +56,22 @@ async def read(
     lines, current = await asyncio.to_thread(_last, path, count)
     yield b"".join(lines)
     try:
-        while follow and not until.is_set():
+        while follow:
+            # Both asked before reading: what comes until then is still read.
+            ending = until.is_set()
+            rotated = current is not None and _rotated(path, current)
             if current is None:
                 current = _open(path)
-            # Asked before reading: what the old file still gets after a rotation is then read.
-            rotated = current is not None and _rotated(path, current)
             while current is not None and (chunk := current.read(CHUNK_BYTES)):
                 yield chunk
+            if ending:
+                return
             if rotated and current is not None:
                 current.close()
                 current = None
                 continue
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(until.wait(), POLL_S)
-            except TimeoutError:
-                continue
     finally:
         if current is not None:
             current.close()

@@ -10,7 +10,7 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-flood BYTES       write that many bytes to stdout before becoming ready
     --fake-garbage           answer /props with something that is no JSON
     --fake-instance ID       claim to be another instance
-    --fake-refuse REASON     refuse every reconfigure with REASON
+    --fake-refuse REASON...  refuse that many reconfigures, each with its reason
     --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
 """
 
@@ -46,7 +46,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fake-flood", type=int, default=0)
     for name in ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage"):
         parser.add_argument(name, action="store_true")
-    for name in ("--fake-instance", "--fake-refuse", "--fake-reconfigure"):
+    parser.add_argument("--fake-refuse", nargs="+", default=[])
+    for name in ("--fake-instance", "--fake-reconfigure"):
         parser.add_argument(name)
     return parser.parse_args()
 
@@ -153,8 +154,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer /reconfigure."""
         change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        reason, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
-        if reason:
+        reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
+        if reasons:
+            reason = reasons.pop(0)
             status = REFUSAL_STATUS.get(reason, 409)
             error = {"code": status, "type": "reconfigure_refused", "reason": reason}
             error |= {"message": f"refused: {reason}", "details": {"bytes_needed": 2**40}}
