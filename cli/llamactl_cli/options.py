@@ -44,13 +44,13 @@ def port(text: str) -> int:
     return _whole(text, "a port", 1, PORT_MAX)
 
 
-def log_lines(text: str) -> int:
-    """Return a number of log lines."""
-    return _whole(text, "a number of lines", 0, LOG_LINES_MAX)
+def log_lines(text: str | int) -> int:
+    """Return a number of log lines. A default comes this way as well, as the number it is."""
+    return _whole(str(text), "a number of lines", 0, LOG_LINES_MAX)
 
 
-def timeout(text: str) -> float:
-    """Return a time in seconds."""
+def timeout(text: str | float) -> float:
+    """Return a time in seconds. A default comes this way as well, as the number it is."""
     try:
         value_s = float(text)
     except ValueError:
@@ -61,12 +61,15 @@ def timeout(text: str) -> float:
     return value_s
 
 
-def total_tokens(n_ctx: int | None, per_slot: int | None, n_seq: int) -> int | None:
-    """Return the total that `--n-ctx`, or `--per-slot` over `n_seq` slots, asks for."""
-    if per_slot is None:
-        return n_ctx
-    if n_ctx is not None:
-        raise typer.BadParameter("is the total already; give one of the two", param_hint="--n-ctx")
+def one_size(n_ctx: int | None, per_slot: int | None) -> None:
+    """Refuse a total beside a size per slot: one follows from the other."""
+    if n_ctx is not None and per_slot is not None:
+        message = "is the total already: give one of the two"
+        raise typer.BadParameter(message, param_hint="--n-ctx with --per-slot")
+
+
+def total_tokens(per_slot: int, n_seq: int) -> int:
+    """Return the total that `--per-slot` over `n_seq` slots asks for."""
     try:
         return tokens(str(per_slot * n_seq))
     except typer.BadParameter as exc:

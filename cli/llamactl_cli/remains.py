@@ -41,7 +41,7 @@ def _read(record: Path) -> tuple[int | None, int | None]:
         if found["boot_id"] != boot_id:
             return None, None
         return found["engine_pid"], found["engine_start_ticks"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,9 +54,10 @@ def logs(
     output: Output = ctx.obj
     with ControlClient() as client:
         try:
-            for line in client.logs(lines=lines, follow=follow):
-                if not output.emit_line(LogLine(line)):
-                    return
+            with closing(client.logs(lines=lines, follow=follow)) as found:
+                for line in found:
+                    if not output.emit_line(LogLine(line)):
+                        return
         except DaemonUnreachableError as exc:
             exc.hint = f"what the engine wrote is in {client.paths.engine_log}"
             raise

@@ -13,6 +13,7 @@ from llamactl_cli.options import (
     NCtx,
     NSeq,
     PerSlot,
+    one_size,
     total_tokens,
 )
 from llamactl_cli.options import timeout as timeout_s
@@ -56,9 +57,10 @@ def reconfigure(
     if n_ctx is n_seq is per_slot is kv_unified is None:
         hint = "give at least one of --n-ctx, --n-seq, --per-slot, --kv-unified, --no-kv-unified"
         raise error(Code.INVALID_REQUEST, "nothing to change was given", hint=hint)
+    one_size(n_ctx, per_slot)
     with ControlClient() as client:
-        over = n_seq if per_slot is None or n_seq is not None else _n_seq(client)
-        n_ctx = total_tokens(n_ctx, per_slot, over or 1)
+        if per_slot is not None:
+            n_ctx = total_tokens(per_slot, n_seq or _n_seq(client))
         operation = client.reconfigure(
             n_ctx=n_ctx, n_seq=n_seq, kv_unified=kv_unified, dry_run=dry_run
         )

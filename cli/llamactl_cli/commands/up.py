@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamactl_cli import text, waiting
-from llamactl_cli.options import KvUnified, NCtx, NSeq, PerSlot, Timeout, port, total_tokens
+from llamactl_cli.options import (
+    KvUnified,
+    NCtx,
+    NSeq,
+    PerSlot,
+    Timeout,
+    one_size,
+    port,
+    total_tokens,
+)
 from llamactl_cli.provide import Provider, given_engine, given_model
 
 if TYPE_CHECKING:
@@ -137,9 +146,12 @@ def up(
 
     output: Output = ctx.obj
     began = time.monotonic()
+    one_size(n_ctx, per_slot)
+    if per_slot is not None:
+        n_ctx = total_tokens(per_slot, n_seq or DEFAULT_N_SEQ)
     asked = {
         "model": None if model is None else str(given_model(model)),
-        "n_ctx": total_tokens(n_ctx, per_slot, n_seq or DEFAULT_N_SEQ),
+        "n_ctx": n_ctx,
         "n_seq": n_seq,
         "kv_unified": kv_unified,
         "host": host,
