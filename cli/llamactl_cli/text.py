@@ -37,7 +37,7 @@ def size(n_bytes: int) -> str:
 
 def seconds(value_s: float) -> str:
     """Return a time span with the two largest units that matter."""
-    if value_s < 60:
+    if value_s < 59.5:
         return f"{value_s:.1f} s" if value_s < 10 else f"{value_s:.0f} s"
     minutes, rest_s = divmod(round(value_s), 60)
     if minutes < 60:
