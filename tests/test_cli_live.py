@@ -43,7 +43,8 @@ def test_the_json_receipt_is_the_engines_own(home: Home) -> None:
     assert receipt["outcome"] == "applied"
     assert receipt["geometry"]["n_ctx"] == 32768
     assert receipt["something_newer"] == {"kept": True}
-    assert home.run("reconfigure", "-c", "32k").rows["unchanged"]
+    unchanged = home.run("reconfigure", "-c", "32k").rows
+    assert list(unchanged) == ["unchanged", "before", "after", "usable", "weights"]
 
 
 def test_a_dry_run_touches_nothing(home: Home) -> None:
@@ -116,14 +117,16 @@ def test_status_tells_the_geometry_the_loads_and_the_drift(home: Home) -> None:
     assert calm.code == 0
     assert calm.rows["engine"].startswith(f"ready, pid {pid}, up ")
     assert calm.rows["url"] == f"http://127.0.0.1:{home.port}"
-    assert calm.rows["weights"] == "loaded once; 0 loads avoided by reconfiguring"
+    assert calm.rows["weights"] == "loaded once by this engine"
+    assert calm.rows["ledger"] == "1 weight load, 0 avoided by reconfiguring"
     assert not {"drift", "last pause", "problem", "last exit", "usable"} & set(calm.rows)
 
     home.run("reconfigure", "-c", "128k", "-np", "4")
     changed = home.run("status")
     assert changed.rows["context"] == "131072 tokens: 4 slots of 32768"
     assert changed.rows["usable"].startswith("8192 of the 32768")
-    assert changed.rows["weights"] == "loaded once; 1 load avoided by reconfiguring"
+    assert changed.rows["weights"] == "loaded once by this engine"
+    assert changed.rows["ledger"] == "1 weight load, 1 avoided by reconfiguring"
     assert changed.rows["last pause"].startswith("79.5 ms (16384 tokens")
     assert changed.rows["drift"].startswith(
         "n_ctx is 131072, `up` asked for 16384; n_seq is 4, `up` asked for 2 (set live "
@@ -140,9 +143,10 @@ def test_logs_print_the_last_lines(home: Home) -> None:
     ran = home.run("logs", "-n", "3")
     assert ran.code == 0
     assert len(ran.out.splitlines()) == 3
-    line = json.loads(home.run("logs", "--lines", "1", "--json").out)
-    assert line.keys() == {"at", "stream", "text"}
-    assert (line["stream"], line["text"]) == ("stdout", "flooding " * 7)
+    lines = [json.loads(line) for line in home.run("logs", "--json").out.splitlines()]
+    assert all(line.keys() == {"at", "stream", "text"} for line in lines)
+    assert {"stdout", "stderr"} == {line["stream"] for line in lines}
+    assert "flooding " * 7 in [line["text"] for line in lines]
     assert home.run("logs", "-n", "0").out == ""
     whole = home.run("logs").out
     assert len(whole.splitlines()) > 50

@@ -80,6 +80,12 @@ def test_a_plan_names_what_would_be_parked() -> None:
     assert {"pause", "weights", "beside it"} & set(rows) == set()
 
 
+def test_phases_are_sorted_and_those_of_no_length_left_out() -> None:
+    phases = {"swap": 0.04, "page_out": 0.2, "page_in": 1.0}
+    assert text.phases(phases) == "page in 1.0, page out 0.2"
+    assert text.phases({}) == ""
+
+
 def test_a_lifecycle_result_is_one_line() -> None:
     result = LifecycleResult.model_validate({"outcome": "started", "pid": 7, "load_s": 0.55})
     assert LifecycleView(result).text() == "engine started, pid 7, loaded in 0.6 s"
@@ -104,7 +110,11 @@ def status_of(**change: Any) -> Status:
 
 def test_a_daemon_without_an_engine_has_a_short_status() -> None:
     view = StatusView(status_of(), None)
-    assert rows_of(view.text()) == {"engine": "stopped", "daemon": "pid 9, version 0.1.0"}
+    assert rows_of(view.text()) == {
+        "engine": "stopped",
+        "ledger": "0 weight loads, 0 avoided by reconfiguring",
+        "daemon": "pid 9, version 0.1.0",
+    }
     assert view.data()["drift"] == {}
     assert view.data()["uptime_s"] is None
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from llamactl_supervisor.models import Geometry
 
 COLUMN_GAP = "  "
+PHASE_MS_MIN = 0.05
 
 
 def table(rows: Iterable[tuple[str, str | None]]) -> str:
@@ -22,6 +23,11 @@ def table(rows: Iterable[tuple[str, str | None]]) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 slot`, `2 slots`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def times(number: int) -> str:
+    """Return `once`, `2 times`."""
+    return "once" if number == 1 else f"{number} times"
 
 
 def size(n_bytes: int) -> str:
@@ -49,8 +55,9 @@ def seconds(value_s: float) -> str:
 
 
 def phases(phases_ms: Mapping[str, float]) -> str:
-    """Return the phases, the longest first."""
-    ordered = sorted(phases_ms.items(), key=lambda item: -item[1])
+    """Return the phases, the longest first; what rounds to nothing is left out."""
+    felt = [item for item in phases_ms.items() if item[1] >= PHASE_MS_MIN]
+    ordered = sorted(felt, key=lambda item: -item[1])
     return ", ".join(f"{name.replace('_', ' ')} {spent_ms:.1f}" for name, spent_ms in ordered)
 
 

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from llamactl_cli import text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from llamactl_supervisor.models import LifecycleResult, Receipt
+
+    Rows = Iterator[tuple[str, str | None]]
 
 
 @dataclass(frozen=True)
@@ -39,30 +43,16 @@ class ReceiptView:
 
     def text(self) -> str:
         """Return before and after, the pause and its phases, what was held, the weight loads."""
-        receipt = self.receipt
-        planned = receipt.outcome == "planned"
-        loads = receipt.n_weight_loads
+        receipt, loads = self.receipt, self.receipt.n_weight_loads
+        last = "would be" if receipt.outcome == "planned" else "after"
         rows = [
             (receipt.outcome, self._outcome()),
             ("before", text.geometry(receipt.previous)),
-            ("would be" if planned else "after", text.geometry(receipt.geometry)),
+            (last, text.geometry(receipt.geometry)),
             ("usable", text.usable(receipt.geometry)),
-            ("pause", None if planned else self._pause()),
-            ("beside it", self._beside()),
-            ("held", self._held()),
-            *(
-                (f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}")
-                for slot in receipt.slots
-            ),
-            *(
-                (
-                    f"slot {slot.slot}",
-                    f"{'would be ' if planned else ''}parked whole ({slot.reason}): "
-                    f"holds {slot.tokens_held} tokens, {slot.tokens_fit} fit",
-                )
-                for slot in receipt.parked
-            ),
-            ("weights", None if loads is None else f"loaded {times(loads)} by this engine"),
+            *(self._spent() if receipt.outcome == "applied" else []),
+            *([] if receipt.outcome == "unchanged" else self._fates()),
+            ("weights", None if loads is None else f"loaded {text.times(loads)} by this engine"),
         ]
         return text.table(rows)
 
@@ -79,21 +69,23 @@ class ReceiptView:
             case _:
                 return "a dry run; nothing was touched"
 
-    def _pause(self) -> str:
-        parts = text.phases(self.receipt.phases_ms)
-        return f"{self.receipt.pause_ms:.1f} ms" + (f" ({parts})" if parts else "")
+    def _spent(self) -> Rows:
+        pause, beside = self.receipt.phases_ms, self.receipt.outside_pause_ms
+        yield "pause", f"{self.receipt.pause_ms:.1f} ms{_in_brackets(text.phases(pause))}"
+        if beside:
+            yield "beside it", f"{sum(beside.values()):.1f} ms{_in_brackets(text.phases(beside))}"
 
-    def _beside(self) -> str | None:
-        spent = self.receipt.outside_pause_ms
-        if not spent:
-            return None
-        return f"{sum(spent.values()):.1f} ms ({text.phases(spent)})"
+    def _fates(self) -> Rows:
+        receipt = self.receipt
+        tokens = text.count(receipt.tokens_held, "token")
+        yield "held", f"{tokens}, {text.size(receipt.bytes_held)}"
+        for slot in receipt.slots:
+            yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}"
+        would = "would be " if receipt.outcome == "planned" else ""
+        for parked in receipt.parked:
+            fit = f"holds {parked.tokens_held} tokens, {parked.tokens_fit} fit"
+            yield f"slot {parked.slot}", f"{would}parked whole ({parked.reason}): {fit}"
 
-    def _held(self) -> str:
-        tokens = text.count(self.receipt.tokens_held, "token")
-        return f"{tokens}, {text.size(self.receipt.bytes_held)}"
 
-
-def times(number: int) -> str:
-    """Return `once`, `2 times`."""
-    return "once" if number == 1 else f"{number} times"
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""

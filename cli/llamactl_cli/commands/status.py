@@ -10,7 +10,6 @@ import typer
 from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode
 
 from llamactl_cli import remains, text
-from llamactl_cli.views import times
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -35,6 +34,7 @@ class StatusView:
         status, engine = self.status, self.status.engine
         spec = None if status.desired is None else status.desired.spec
         geometry = None if engine is None else engine.geometry
+        loads = text.count(status.weight_loads, "weight load")
         problem, running = status.problem, status.operation
         rows = [
             ("engine", self._engine()),
@@ -46,6 +46,7 @@ class StatusView:
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", self._drift()),
             ("weights", self._weights()),
+            ("ledger", f"{loads}, {status.loads_avoided} avoided by reconfiguring"),
             ("last pause", self._last_pause(None if engine is None else engine.last_reconfigure)),
             ("doing", None if running is None else f"{running.kind} {running.progress}".strip()),
             ("daemon", f"pid {status.daemon.pid}, version {status.daemon.version}"),
@@ -83,7 +84,7 @@ class StatusView:
         if status.retry_in_s is not None:
             facts.append(f"retry in {text.seconds(status.retry_in_s)}")
         if status.crashes:
-            facts.append(f"crashed {times(status.crashes)}")
+            facts.append(f"crashed {text.times(status.crashes)}")
         return ", ".join(facts)
 
     def _last_exit(self) -> str | None:
@@ -106,8 +107,7 @@ class StatusView:
         engine = self.status.engine
         if engine is None or engine.n_weight_loads is None:
             return None
-        avoided = text.count(self.status.loads_avoided, "load")
-        return f"loaded {times(engine.n_weight_loads)}; {avoided} avoided by reconfiguring"
+        return f"loaded {text.times(engine.n_weight_loads)} by this engine"
 
     def _last_pause(self, receipt: Receipt | None) -> str | None:
         if receipt is None:

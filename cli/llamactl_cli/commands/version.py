@@ -30,8 +30,13 @@ class VersionView:
 
     def text(self) -> str:
         """Return a line for each."""
-        engine = self.engine_path and f"{self.engine or 'does not say'} ({self.engine_path})"
-        rows = [("llamactl", self.cli), ("daemon", self.daemon), ("engine", engine)]
+        engine = self.engine_path and (self.engine or "does not say")
+        rows = [
+            ("llamactl", self.cli),
+            ("daemon", self.daemon),
+            ("engine", engine),
+            ("", self.engine_path),
+        ]
         return text.table(rows)
 
     def data(self) -> dict[str, Any]:
