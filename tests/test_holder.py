@@ -109,10 +109,9 @@ def test_who_is_who_is_on_record_before_the_engine_runs(tmp_path: Path) -> None:
 
 def test_the_engine_gets_a_session_and_no_descriptor_of_the_caller(tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
-    script = (
-        "ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0; cat /proc/self/oom_score_adj"
-    )
-    held = Held(tmp_path, script + "; ps -o pid=,sid= -p $$")
+    script = "ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0; "
+    script += "cat /proc/self/oom_score_adj; echo $$; cut -d ' ' -f 6 /proc/$$/stat"
+    held = Held(tmp_path, script)
     record = held.run(pass_fds=[write_fd])
     os.close(write_fd)
     assert os.read(read_fd, 1) == b"", "somebody still holds the caller's pipe"
