@@ -30,7 +30,7 @@ class _Document(BaseModel):
 
 
 class _Props(_Document):
-    instance_id: str | None = None
+    instance_id: str
     context_geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
@@ -87,7 +87,7 @@ class EngineClient:
         """Return the live geometry and the weight loads. Disturbs nothing, wakes nothing."""
         status, body = await self._ask("GET", "/props", timeout_s=PROBE_S)
         props = self._read(_Props, "/props", status, body)
-        if props.instance_id not in {None, self.process.instance_id}:
+        if props.instance_id != self.process.instance_id:
             raise error(
                 Code.ENGINE_UNPROVEN,
                 f"{self._path} answers as instance {props.instance_id}, "

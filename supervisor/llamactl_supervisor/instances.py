@@ -138,5 +138,6 @@ def _summary(found: _ExitFile) -> str:
     if found.exec_errno is not None:
         return f"could not be run: {os.strerror(found.exec_errno)}"
     if found.signal is not None:
-        return f"was ended by signal {found.signal} ({Signals(found.signal).name})"
+        names = {number.value: f" ({number.name})" for number in Signals}
+        return f"was ended by signal {found.signal}{names.get(found.signal, '')}"
     return f"exited with status {found.exit_code}"
