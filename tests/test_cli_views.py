@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llamactl_cli import text
 from llamactl_cli.commands.logs import LogLine
 from llamactl_cli.commands.status import StatusView
+from llamactl_cli.session import ends_at_logout
 from llamactl_cli.views import LifecycleView, ReceiptView
+from llamactl_supervisor.config import Paths
 from llamactl_supervisor.models import Geometry, LifecycleResult, Receipt, Status
 
 NOON = datetime(2026, 10, 2, 12, 0, tzinfo=UTC).isoformat()
@@ -74,8 +79,10 @@ def test_a_plan_names_what_would_be_parked() -> None:
     parked = {"slot": 1, "tokens_held": 6000, "tokens_fit": 4096, "reason": "window"}
     receipt = Receipt.model_validate(
         {"outcome": "planned", "previous": BIG, "geometry": SMALL, "parked": [parked]}
+        | {"bytes_needed": {"CPU": 2**30}}
     )
     rows = rows_of(ReceiptView(receipt).text())
+    assert rows["needs"] == "1.0 GiB on CPU"
     assert rows["slot 1"] == "would be parked whole (window): holds 6000 tokens, 4096 fit"
     assert {"pause", "weights", "beside it"} & set(rows) == set()
 
@@ -95,6 +102,18 @@ def test_a_log_line_of_any_shape_has_three_parts() -> None:
     parts = LogLine("2026-10-02T12:00:00.000Z stderr a  b ").data()
     assert parts == {"at": "2026-10-02T12:00:00.000Z", "stream": "stderr", "text": "a  b "}
     assert LogLine("").data() == {"at": "", "stream": "", "text": ""}
+
+
+def test_a_socket_that_goes_at_logout_is_known(tmp_path: Path) -> None:
+    def paths(runtime: str) -> Paths:
+        return Paths(tmp_path, tmp_path, Path(runtime))
+
+    user = pwd.getpwuid(os.getuid()).pw_name
+    session = f"/run/user/{os.getuid()}/llamactl"
+    assert ends_at_logout(paths(session), tmp_path) == user
+    assert ends_at_logout(paths("/srv/llamactl"), tmp_path) is None
+    (tmp_path / user).touch()
+    assert ends_at_logout(paths(session), tmp_path) is None
 
 
 def status_of(**change: Any) -> Status:

@@ -6,6 +6,8 @@
     output     the only module that writes to stdout and stderr
     text       numbers, times and tables for people
     waiting    following an operation of the daemon to its end
+    session    what a logout takes away
+    remains    what a daemon that is gone left behind
     provide    the engine and the model, built or fetched where they are missing
     commands/  parse, one client call, emit a view
 

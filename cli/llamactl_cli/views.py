@@ -81,6 +81,8 @@ class ReceiptView:
         yield "held", f"{tokens}, {text.size(receipt.bytes_held)}"
         for slot in receipt.slots:
             yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}"
+        for device, n_bytes in receipt.bytes_needed.items():
+            yield "needs", f"{text.size(n_bytes)} on {device}"
         would = "would be " if receipt.outcome == "planned" else ""
         for parked in receipt.parked:
             fit = f"holds {parked.tokens_held} tokens, {parked.tokens_fit} fit"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamactl_cli import text, waiting
+from llamactl_cli import session, text, waiting
 from llamactl_cli.options import (
     KvUnified,
     NCtx,
@@ -191,6 +191,8 @@ def _submit(client: ControlClient, request: UpRequest, output: Output) -> tuple[
         return client.up(request), False
     except DaemonUnreachableError:
         output.say("starting the daemon")
+        if user := session.ends_at_logout(client.paths):
+            output.say(f"its socket goes at your last logout: loginctl enable-linger {user}")
     spawn_daemon(client.paths)
     return client.up(request), True
 
