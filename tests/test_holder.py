@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -196,9 +197,19 @@ def test_what_was_dropped_is_said_in_the_log_once_the_disk_is_back(tmp_path: Pat
     assert second.endswith("stdout kept")
 
 
-def test_a_holder_killed_at_the_gate_leaves_no_engine(tmp_path: Path) -> None:
-    """It cannot write its record, so it dies before it lets the engine go: nobody runs unnamed."""
-    (tmp_path / "holder.json").mkdir()
-    held = Held(tmp_path, f"touch {tmp_path}/ran")
-    assert held.start(stderr=subprocess.DEVNULL).wait(WITHIN_S) == 1
+def test_a_holder_that_cannot_name_its_engine_does_not_let_it_go(tmp_path: Path) -> None:
+    """The disk has room for the first record and not for the one that names the engine."""
+    held = Held(tmp_path, "true")
+    held.run()
+    record = held.read("holder.json") | {"engine_pid": None}
+    del record["engine_start_ticks"]
+    room = len(json.dumps(record)) + 8
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    held = Held(tmp_path, f"touch {tmp_path}/ran; sleep 60")
+    holder = held.start(stderr=subprocess.DEVNULL, preexec_fn=limit)
+    assert holder.wait(WITHIN_S) == 1
+    assert held.read("holder.json")["engine_pid"] is None
     assert not (tmp_path / "ran").exists()
