@@ -1,0 +1,102 @@
+"""`llamactl wait`: block until the daemon is idle, or until the engine is ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from llamactl_supervisor.errors import Code, DaemonUnreachableError, error
+
+from llamactl_cli import text
+from llamactl_cli.options import timeout as timeout_s
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.models import Operation, Status
+
+    from llamactl_cli.output import Output
+
+TIMEOUT_S = 300.0
+POLL_S = 0.1
+LONG_POLL_S = 20.0
+
+
+@dataclass(frozen=True)
+class WaitView:
+    """How it ended."""
+
+    state: str
+    waited_s: float
+
+    def text(self) -> str:
+        """Return one line."""
+        return f"engine {self.state}, waited {text.seconds(self.waited_s)}"
+
+    def data(self) -> dict[str, Any]:
+        """Return the same."""
+        return {"state": self.state, "waited_s": round(self.waited_s, 3)}
+
+
+def wait(
+    ctx: typer.Context,
+    ready: Annotated[
+        bool, typer.Option("--ready", help="Until the engine is ready, not only until idle.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", parser=timeout_s, metavar="SECONDS", help="How long to wait (exit 6)."
+        ),
+    ] = TIMEOUT_S,
+) -> None:
+    """Wait until the daemon is idle, or the engine ready.
+
+    Idle means that no start, stop or reconfigure is in progress. With --ready a daemon or an
+    engine that is not there yet is waited for as well; an engine that was given up is an error
+    at once.
+    """
+    from llamactl_supervisor.client import ControlClient
+
+    output: Output = ctx.obj
+    began = time.monotonic()
+    with ControlClient() as client, output.activity("waiting") as tell:
+        while True:
+            left_s = began + timeout - time.monotonic()
+            status = _status(client, or_none=ready)
+            state = "absent" if status is None else status.state.value
+            tell(f"the engine is {state}")
+            if status is not None and _reached(status, ready=ready):
+                break
+            if left_s <= 0:
+                raise error(Code.TIMED_OUT, f"the engine is {state} after {timeout:g} s")
+            _pause(client, None if status is None else status.operation, left_s)
+    output.emit(WaitView(state, time.monotonic() - began))
+
+
+def _status(client: ControlClient, *, or_none: bool) -> Status | None:
+    try:
+        return client.status()
+    except DaemonUnreachableError:
+        if or_none:
+            return None
+        raise
+
+
+def _reached(status: Status, *, ready: bool) -> bool:
+    if not ready:
+        return status.operation is None
+    if status.state == "failed" and status.operation is None:
+        problem = status.problem
+        why = "the engine was given up" if problem is None else problem.message
+        raise error(Code.ENGINE_EXITED, why, hint="see `llamactl logs`, then `llamactl start`")
+    return status.state == "ready"
+
+
+def _pause(client: ControlClient, operation: Operation | None, left_s: float) -> None:
+    """Let a moment pass; where an operation runs, until its end."""
+    if operation is None:
+        time.sleep(min(POLL_S, left_s))
+    else:
+        client.operation(operation.id, wait_s=min(LONG_POLL_S, left_s))

@@ -1,0 +1,56 @@
+"""The entry point: runs a command and maps every error to one report and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
+
+from llamactl_cli.app import app
+from llamactl_cli.output import JSON_FLAG, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMAND = "llamactl"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    words, as_json = split_json(sys.argv[1:] if argv is None else argv)
+    output = Output(as_json=as_json)
+    try:
+        return program(words or ["--help"], output)
+    except LlamactlError as exc:
+        output.fail(exc)
+        return exc.exit_code
+    except typer.TyperException as exc:
+        where = getattr(getattr(exc, "ctx", None), "command_path", COMMAND)
+        hint = f"`{where} --help` lists what it takes"
+        output.fail(error(Code.INVALID_REQUEST, exc.format_message(), hint=hint))
+        return ExitCode.USAGE
+    except OSError as exc:
+        what = exc.strerror or str(exc)
+        message = what if exc.filename is None else f"{exc.filename}: {what}"
+        output.fail(error("os_error", message))
+        return ExitCode.FAILED
+
+
+def program(words: list[str], output: Output) -> int:
+    """Run the command and return its exit code; every failure is an exception."""
+    code = app(args=words, prog_name=COMMAND, standalone_mode=False, obj=output)
+    if code == ExitCode.INTERRUPTED:
+        output.fail(error("interrupted", "interrupted"))
+    return code or ExitCode.OK
+
+
+def split_json(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """Take `--json` out, wherever it stands before a `--`; return the rest and if it was there.
+
+    Every command has it, and an error of the parser is JSON as well: it must be known before.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [word for word in argv[:end] if word != JSON_FLAG]
+    return [*words, *argv[end:]], len(words) < end

@@ -1,0 +1,124 @@
+"""How a value is written on the command line: spellings, and bounds that need no daemon.
+
+What breaks a bound is a usage error (exit 2) that names the range; what the daemon or the engine
+declines is refused (exit 5).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+TOKENS_PER_K = 1024
+LOG_LINES_MAX = 100_000
+TIMEOUT_S_MAX = 7 * 24 * 3600.0
+RECONFIGURE_TIMEOUT_S = 180.0
+"""Not shorter: the wait for the safe point can be the prefill of one whole batch."""
+
+
+def tokens(text: str) -> int:
+    """Return a number of tokens; `128k` is 131072."""
+    from llamactl_supervisor.models import N_CTX_MAX
+
+    found = re.fullmatch(r"([0-9]{1,18})([kK]?)", text)
+    value = int(found[1]) * (TOKENS_PER_K if found[2] else 1) if found else 0
+    if not 1 <= value <= N_CTX_MAX:
+        message = f"must be a number of tokens from 1 to {N_CTX_MAX} (128k is 131072), not {text!r}"
+        raise typer.BadParameter(message)
+    return value
+
+
+def slots(text: str) -> int:
+    """Return a number of slots."""
+    from llamactl_supervisor.models import N_SEQ_MAX
+
+    return _whole(text, "a number of slots", 1, N_SEQ_MAX)
+
+
+def port(text: str) -> int:
+    """Return a TCP port."""
+    from llamactl_supervisor.models import PORT_MAX
+
+    return _whole(text, "a port", 1, PORT_MAX)
+
+
+def log_lines(text: str | int) -> int:
+    """Return a number of log lines. A default comes this way as well, as the number it is."""
+    return _whole(str(text), "a number of lines", 0, LOG_LINES_MAX)
+
+
+def timeout(text: str | float) -> float:
+    """Return a time in seconds. A default comes this way as well, as the number it is."""
+    try:
+        value_s = float(text)
+    except ValueError:
+        value_s = 0.0
+    if not 0 < value_s <= TIMEOUT_S_MAX:
+        message = f"must be a number of seconds above 0 and up to {TIMEOUT_S_MAX:g}, not {text!r}"
+        raise typer.BadParameter(message)
+    return value_s
+
+
+def one_size(n_ctx: int | None, per_slot: int | None) -> None:
+    """Refuse a total beside a size per slot: one follows from the other."""
+    if n_ctx is not None and per_slot is not None:
+        message = "is the total already: give one of the two"
+        raise typer.BadParameter(message, param_hint="--n-ctx with --per-slot")
+
+
+def total_tokens(per_slot: int, n_seq: int) -> int:
+    """Return the total that `--per-slot` over `n_seq` slots asks for."""
+    try:
+        return tokens(str(per_slot * n_seq))
+    except typer.BadParameter as exc:
+        message = f"{per_slot} over {n_seq} slots {exc.message}"
+        raise typer.BadParameter(message, param_hint="--per-slot") from None
+
+
+def _whole(text: str, what: str, least: int, most: int) -> int:
+    value = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else -1
+    if not least <= value <= most:
+        raise typer.BadParameter(f"must be {what} from {least} to {most}, not {text!r}")
+    return value
+
+
+NCtx = Annotated[
+    int | None,
+    typer.Option(
+        "--n-ctx",
+        "-c",
+        parser=tokens,
+        metavar="TOKENS",
+        help="Context in tokens, in total over all slots; 128k is 131072.",
+    ),
+]
+NSeq = Annotated[
+    int | None,
+    typer.Option("--n-seq", "-np", parser=slots, metavar="SLOTS", help="Slots, 1 to 256."),
+]
+PerSlot = Annotated[
+    int | None,
+    typer.Option(
+        "--per-slot",
+        parser=tokens,
+        metavar="TOKENS",
+        help="Context in tokens for each slot, in place of the total.",
+    ),
+]
+KvUnified = Annotated[
+    bool | None,
+    typer.Option(
+        "--kv-unified/--no-kv-unified", help="One pool for all slots, or a part of it for each."
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        parser=timeout,
+        metavar="SECONDS",
+        help="How long to wait for the end; without it, as long as the daemon does.",
+    ),
+]

@@ -1,0 +1,118 @@
+"""The one owner of stdout and stderr: a result goes to the first, everything else to the second."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from llamactl_supervisor.errors import LlamactlError
+
+JSON_FLAG = "--json"
+LAST_LINES_MAX = 12
+"""How many of a dead engine's last lines an error shows to a person."""
+
+
+class View(Protocol):
+    """One result. Both forms say the same."""
+
+    def text(self) -> str:
+        """Return what a person reads."""
+
+    def data(self) -> Mapping[str, Any]:
+        """Return what a script reads."""
+
+
+class Output:
+    """Writes views, notes and errors, each as text or as JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        for stream in (sys.stdout, sys.stderr):
+            # A path may hold what the terminal cannot show.
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+
+    @property
+    def talks(self) -> bool:
+        """Whether notes are wanted: with --json a script may parse stderr, a terminal does not."""
+        return not self.as_json or sys.stderr.isatty()
+
+    def emit(self, view: View) -> None:
+        """Write the result."""
+        self.line(_dump(view.data(), indent=2) if self.as_json else view.text())
+
+    def emit_line(self, view: View) -> bool:
+        """Write one result of many; False when nobody reads them any more."""
+        return self.line(_dump(view.data()) if self.as_json else view.text())
+
+    def line(self, text: str) -> bool:
+        """Write `text` to stdout now; False when the reader is gone, which is no error."""
+        try:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still buffered must not complain when the interpreter exits.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+            return False
+        return True
+
+    def say(self, text: str) -> None:
+        """Write a note to stderr."""
+        if self.talks:
+            self._err(text)
+
+    def fail(self, exc: LlamactlError) -> None:
+        """Write the error to stderr."""
+        if self.as_json:
+            problem = {"code": exc.code, "message": exc.message, "hint": exc.hint}
+            self._err(_dump({"error": problem | {"details": exc.details}}))
+            return
+        self._err(f"llamactl: {exc.message}")
+        for last in exc.details.get("last_lines", ())[-LAST_LINES_MAX:]:
+            self._err(f"  | {last}")
+        if exc.hint:
+            self._err(f"  {exc.hint}")
+
+    @contextlib.contextmanager
+    def activity(self, doing: str) -> Iterator[Callable[[str], None]]:
+        """Show that something goes on; call the yielded function with news of it."""
+        if not self.talks:
+            yield lambda _: None
+        elif sys.stderr.isatty():
+            from rich.console import Console
+
+            with Console(stderr=True).status(doing) as status:
+                yield lambda news: status.update(news or doing)
+        else:
+            yield _Once(self.say).tell
+
+    def _err(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+class _Once:
+    """Says each piece of news once, where nothing can be redrawn."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last = ""
+
+    def tell(self, news: str) -> None:
+        if news and news != self._last:
+            self._say(news)
+        self._last = news
+
+
+def _dump(data: Mapping[str, Any], indent: int | None = None) -> str:
+    return json.dumps(data, indent=indent, ensure_ascii=False)

@@ -1,0 +1,81 @@
+"""The engine and the model: taken as given, or built and fetched where they are missing."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+from llamactl_supervisor.errors import FailedError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from llamactl_builder.build import EngineBuild
+    from llamactl_builder.progress import Progress, ProgressCallback
+
+    from llamactl_cli.output import Output
+
+
+class Provider:
+    """Builds and fetches with progress on stderr; `steps` names what had to be done."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.steps: list[str] = []
+
+    def build(self, *, unpatched: bool = False, cmake_args: Sequence[str] = ()) -> EngineBuild:
+        """Return the engine for this machine, built if it is missing."""
+        from llamactl_builder import build
+
+        with self._reporting() as report:
+            return build.ensure_engine(unpatched=unpatched, cmake_args=cmake_args, progress=report)
+
+    def default_model(self) -> Path:
+        """Return the default model, fetched if it is missing."""
+        from llamactl_builder import models
+
+        with self._reporting() as report:
+            return models.ensure_default_model(progress=report)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[ProgressCallback]:
+        from llamactl_builder.errors import BuilderError
+        from llamactl_builder.progress import TerminalProgress
+
+        def note(report: Progress) -> None:
+            if report.stage not in self.steps:
+                self.steps.append(report.stage)
+
+        def show(report: Progress) -> None:
+            note(report)
+            bars(report)
+
+        try:
+            if not self._output.talks:
+                yield note
+                return
+            with TerminalProgress() as bars:
+                yield show
+        except BuilderError as exc:
+            raise FailedError(exc.code, exc.message, hint=exc.hint) from exc
+
+
+def given_model(path: Path) -> Path:
+    """Return the absolute path of the caller's model if it is a GGUF file."""
+    from llamactl_builder import models
+    from llamactl_builder.errors import ModelError
+
+    try:
+        return models.check_gguf(path)
+    except ModelError as exc:
+        raise InvalidRequestError(exc.code, exc.message, hint=exc.hint) from exc
+
+
+def given_engine(path: Path) -> Path:
+    """Return the absolute path of the caller's llama-server if it is a program."""
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise typer.BadParameter(f"{path} is not a program that can be run", param_hint="--engine")
+    return path.absolute()

@@ -1,0 +1,93 @@
+"""Views that more than one command shows: what an engine is, what an operation came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llamactl_cli import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from llamactl_supervisor.models import LifecycleResult, Receipt
+
+    Rows = Iterator[tuple[str, str | None]]
+
+
+@dataclass(frozen=True)
+class LifecycleView:
+    """What start, stop, restart or down came to."""
+
+    result: LifecycleResult
+
+    def text(self) -> str:
+        """Return one line."""
+        facts = [f"engine {self.result.outcome.replace('_', ' ')}"]
+        if self.result.pid is not None:
+            facts.append(f"pid {self.result.pid}")
+        if self.result.load_s is not None:
+            facts.append(f"loaded in {text.seconds(self.result.load_s)}")
+        return ", ".join(facts)
+
+    def data(self) -> dict[str, Any]:
+        """Return the result as the daemon gave it."""
+        return self.result.model_dump(mode="json")
+
+
+@dataclass(frozen=True)
+class ReceiptView:
+    """The engine's receipt for one reconfigure."""
+
+    receipt: Receipt
+
+    def text(self) -> str:
+        """Return before and after, the pause and its phases, what was held, the weight loads."""
+        receipt, loads = self.receipt, self.receipt.n_weight_loads
+        last = "would be" if receipt.outcome == "planned" else "after"
+        rows = [
+            (receipt.outcome, self._outcome()),
+            ("before", text.geometry(receipt.previous)),
+            (last, text.geometry(receipt.geometry)),
+            ("usable", text.usable(receipt.geometry)),
+            *(self._spent() if receipt.outcome == "applied" else []),
+            *([] if receipt.outcome == "unchanged" else self._fates()),
+            ("weights", None if loads is None else f"loaded {text.times(loads)} by this engine"),
+        ]
+        return text.table(rows)
+
+    def data(self) -> dict[str, Any]:
+        """Return the receipt as the engine gave it."""
+        return self.receipt.model_dump(mode="json")
+
+    def _outcome(self) -> str:
+        match self.receipt.outcome:
+            case "applied":
+                return "the geometry changed on the loaded weights"
+            case "unchanged":
+                return "the engine has this geometry already; nothing was touched"
+            case _:
+                return "a dry run; nothing was touched"
+
+    def _spent(self) -> Rows:
+        pause, beside = self.receipt.phases_ms, self.receipt.outside_pause_ms
+        yield "pause", f"{self.receipt.pause_ms:.1f} ms{_in_brackets(text.phases(pause))}"
+        if beside:
+            yield "beside it", f"{sum(beside.values()):.1f} ms{_in_brackets(text.phases(beside))}"
+
+    def _fates(self) -> Rows:
+        receipt = self.receipt
+        tokens = text.count(receipt.tokens_held, "token")
+        yield "held", f"{tokens}, {text.size(receipt.bytes_held)}"
+        for slot in receipt.slots:
+            yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}"
+        for device, n_bytes in receipt.bytes_needed.items():
+            yield "needs", f"{text.size(n_bytes)} on {device}"
+        would = "would be " if receipt.outcome == "planned" else ""
+        for parked in receipt.parked:
+            fit = f"holds {parked.tokens_held} tokens, {parked.tokens_fit} fit"
+            yield f"slot {parked.slot}", f"{would}parked whole ({parked.reason}): {fit}"
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""

@@ -1,0 +1,75 @@
+"""`python -m llamactl_supervisor serve`: the daemon in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+
+from llamactl_supervisor.config import Paths, Settings
+from llamactl_supervisor.daemon import Daemon
+from llamactl_supervisor.errors import ExitCode, LlamactlError
+
+DISTRIBUTION = "llamactl-sidecar"
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = f"{stamp} {record.levelname.lower()} {record.name} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def main() -> int:
+    """Serve, and return the process's exit code."""
+    parser = argparse.ArgumentParser(prog="llamactl-supervisor")
+    serve = parser.add_subparsers(required=True).add_parser("serve", help="run the daemon")
+    serve.add_argument("--log-format", choices=("text", "json"), default="text")
+    serve.add_argument(
+        "--no-resume",
+        action="store_true",
+        help="wait for a request instead of loading the engine that was up last",
+    )
+    arguments = parser.parse_args()
+    os.umask(0o077)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if arguments.log_format == "json" else _Text())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for noisy in ("httpx", "httpcore", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        daemon = Daemon(Paths.from_env(), Settings.from_env(), _version())
+        asyncio.run(daemon.run(resume=not arguments.no_resume))
+    except LlamactlError as exc:
+        logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)
+        return exc.exit_code
+    return ExitCode.OK
+
+
+def _version() -> str:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

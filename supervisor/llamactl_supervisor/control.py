@@ -1,0 +1,170 @@
+"""The control API: handlers only hand a command to the daemon and wait for what it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from llamactl_supervisor import events as ev
+from llamactl_supervisor.errors import Code, LlamactlError, http_status
+from llamactl_supervisor.fields import validation_error
+from llamactl_supervisor.models import (
+    Operation,
+    OperationKind,
+    Problem,
+    ReconfigureRequest,
+    Status,
+    UpRequest,
+)
+from llamactl_supervisor.snapshot import SERVING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from llamactl_supervisor.events import Command
+
+WAIT_S_MAX = 60.0
+LOG_LINES_MAX = 100_000
+PROBLEM_TYPE = "application/problem+json"
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "Declined; `code` says why"},
+    "5XX": {"model": Problem, "description": "Went wrong; `code` says how"},
+}
+
+
+class Supervisor(Protocol):
+    """The daemon, as far as the API sees it."""
+
+    async def submit(
+        self, kind: OperationKind, by: str, command: Callable[[str], Command]
+    ) -> Operation:
+        """Hand in a command; return its operation, or raise why it is not accepted."""
+
+    async def wait(self, operation: str, wait_s: float) -> Operation:
+        """Return the operation at its end or after `wait_s` seconds."""
+
+    def status(self) -> Status:
+        """Return everything that is known."""
+
+    def metrics(self) -> bytes:
+        """Return the metrics text."""
+
+    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+        """Yield the engine's log."""
+
+
+def create_app(daemon: Supervisor, version: str) -> FastAPI:
+    """Return the application; `/openapi.json` describes it."""
+    app = FastAPI(title="llamactl", version=version, docs_url=None, redoc_url=None)
+    _errors(app)
+    _mutations(app, daemon)
+    _reads(app, daemon)
+    return app
+
+
+def _mutations(app: FastAPI, daemon: Supervisor) -> None:
+    accepted: dict[str, Any] = {"status_code": 202, "responses": _PROBLEMS}
+
+    @app.post("/v1/up", **accepted)
+    async def up(body: UpRequest, request: Request) -> Operation:
+        """Run this engine. The same request again succeeds as `already_up`."""
+        return await daemon.submit(OperationKind.UP, _who(request), lambda op: ev.Up(op, body))
+
+    @app.post("/v1/start", **accepted)
+    async def start(request: Request) -> Operation:
+        """Run the engine that was last asked for."""
+        return await daemon.submit(OperationKind.START, _who(request), ev.Start)
+
+    @app.post("/v1/stop", **accepted)
+    async def stop(request: Request) -> Operation:
+        """Stop the engine."""
+        return await daemon.submit(OperationKind.STOP, _who(request), ev.Stop)
+
+    @app.post("/v1/restart", **accepted)
+    async def restart(request: Request) -> Operation:
+        """Stop the engine and load it again."""
+        return await daemon.submit(OperationKind.RESTART, _who(request), ev.Restart)
+
+    @app.post("/v1/down", **accepted)
+    async def down(request: Request) -> Operation:
+        """Stop the engine, then the daemon."""
+        return await daemon.submit(OperationKind.DOWN, _who(request), ev.Down)
+
+    @app.post("/v1/reconfigure", **accepted)
+    async def reconfigure(body: ReconfigureRequest, request: Request) -> Operation:
+        """Change the live geometry; the operation's result is the engine's receipt."""
+        kind = OperationKind.RECONFIGURE
+        return await daemon.submit(kind, _who(request), lambda op: ev.Reconfigure(op, body))
+
+
+def _reads(app: FastAPI, daemon: Supervisor) -> None:
+    @app.get("/v1/status", responses=_PROBLEMS)
+    async def status() -> Status:
+        """Everything the daemon knows."""
+        return daemon.status()
+
+    @app.get("/v1/operations/{operation_id}", responses=_PROBLEMS)
+    async def operation(
+        operation_id: str, wait_s: Annotated[float, Query(ge=0, le=WAIT_S_MAX)] = 0.0
+    ) -> Operation:
+        """One operation, at its end or after `wait_s` seconds."""
+        return await daemon.wait(operation_id, wait_s)
+
+    @app.get("/v1/logs", response_class=PlainTextResponse, responses=_PROBLEMS)
+    async def logs(
+        lines: Annotated[int, Query(ge=0, le=LOG_LINES_MAX)] = 200, follow: bool = False
+    ) -> StreamingResponse:
+        """The engine's last lines: UTC time, stream, text. `follow` goes on with new ones."""
+        text = daemon.log_lines(lines, follow=follow)
+        return StreamingResponse(text, media_type="text/plain; charset=utf-8")
+
+    @app.get("/livez", response_class=PlainTextResponse)
+    async def livez() -> str:
+        """The daemon's loop turns."""
+        return "ok\n"
+
+    @app.get("/readyz", response_class=PlainTextResponse, responses={503: {"content": {}}})
+    async def readyz() -> PlainTextResponse:
+        """The engine serves; a reconfigure does not interrupt that."""
+        state = daemon.status().state
+        return PlainTextResponse(f"{state}\n", status_code=200 if state in SERVING else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Prometheus metrics of the daemon."""
+        return Response(daemon.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(LlamactlError)
+    async def ours(_: Request, exc: LlamactlError) -> JSONResponse:
+        return _problem(Problem.of(exc), http_status(exc))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
+        return _problem(Problem.of(validation_error(exc.errors())), 400)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, exc: HTTPException) -> JSONResponse:
+        code = Code.NOT_FOUND if exc.status_code == 404 else Code.INVALID_REQUEST
+        message = f"{request.method} {request.url.path}: {exc.detail}"
+        return _problem(Problem(code=code, message=message), exc.status_code)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, exc: Exception) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {type(exc).__name__} in the daemon"
+        problem = Problem(code=Code.INTERNAL, message=message, hint="see the daemon's log")
+        return _problem(problem, 500)
+
+
+def _problem(problem: Problem, status: int) -> JSONResponse:
+    body = problem.model_dump(mode="json")
+    return JSONResponse(body, status_code=status, media_type=PROBLEM_TYPE)
+
+
+def _who(request: Request) -> str:
+    return "unknown" if request.client is None else request.client.host

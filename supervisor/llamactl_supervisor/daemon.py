@@ -1,0 +1,256 @@
+"""The one loop: events in, snapshot forward, effects out. Nothing else changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from llamactl_supervisor import events as ev
+from llamactl_supervisor import listener, logs, store, view
+from llamactl_supervisor.control import create_app
+from llamactl_supervisor.effects import Effects
+from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.launch import instance_id
+from llamactl_supervisor.models import DaemonStatus, OperationKind
+from llamactl_supervisor.operations import Operations
+from llamactl_supervisor.records import Records
+from llamactl_supervisor.snapshot import IDLE, Snapshot
+from llamactl_supervisor.state import reduce
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from llamactl_supervisor.config import Paths, Settings
+    from llamactl_supervisor.models import Operation, Status
+
+log = logging.getLogger("llamactl.daemon")
+
+
+class Daemon:
+    """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
+
+    def __init__(self, paths: Paths, settings: Settings, version: str) -> None:
+        self._paths, self._settings, self._version = paths, settings, version
+        self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
+        self._operations = Operations()
+        self._accepted: dict[str, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
+        self._effects = Effects(paths, settings, self._queue.put_nowait)
+        self._records = Records(paths.ledger_file)
+        self._snapshot = Snapshot(seed=uuid4(), settings=settings)
+        self._saved = store.Saved()
+        self._unsaved: LlamactlError | None = None
+        self._about = DaemonStatus(
+            pid=os.getpid(),
+            version=version,
+            started_at=datetime.now(UTC),
+            control_socket=str(paths.control_socket),
+            log_dir=str(paths.logs),
+        )
+
+    async def run(self, *, resume: bool) -> None:
+        """Serve until the end. `resume`: load the engine that the saved intent asks for.
+
+        An engine that still runs is adopted in any case. Raises `daemon_running`,
+        `state_unreadable`, `insecure_directory`.
+        """
+        self._paths.create()
+        lock = store.lock(self._paths.daemon_lock)
+        try:
+            await self._take_over(resume=resume)
+            await self._serve()
+        finally:
+            os.close(lock)
+
+    async def _take_over(self, *, resume: bool) -> None:
+        self._saved, aside = store.load(self._paths.state_file)
+        if aside is not None:
+            log.error("state file made no sense; set aside as %s, starting afresh", aside)
+        self._snapshot = Snapshot(
+            seed=uuid4(),
+            settings=self._settings,
+            intent=self._saved.intent,
+            generation=self._saved.generation,
+            desired=self._saved.desired,
+            override=self._saved.override,
+        )
+        found = self._effects.find(self._saved)
+        if found is not None:
+            log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
+            await self._step(ev.Found(found))
+        elif resume:
+            await self._step(ev.Resume())
+
+    async def _serve(self) -> None:
+        control = listener.bind(self._paths.control_socket)
+        server = listener.Server(create_app(self, self._version), self._settings.close_s)
+        serving = asyncio.create_task(server.serve(sockets=[control]))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_end, number.name)
+        log.info("control socket=%s pid=%d", self._paths.control_socket, os.getpid())
+        try:
+            while not self._ending.is_set():
+                await self._step(await self._next())
+            await self._operations.told(self._settings.close_s)
+        finally:
+            self._ending.set()
+            self._paths.control_socket.unlink(missing_ok=True)
+            server.should_exit = True
+            await serving
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            log.info("ended")
+
+    async def _next(self) -> ev.Event:
+        """Return the next event; a deadline that passes is one."""
+        deadline = self._snapshot.deadline
+        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            event = await asyncio.wait_for(self._queue.get(), left_s)
+        except TimeoutError:
+            return ev.Tick()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    async def _step(self, event: ev.Event) -> None:
+        """Reduce one event; save what must outlive us before anything is done about it."""
+        before = self._snapshot
+        self._snapshot, effects = reduce(before, event, time.monotonic())
+        await self._save()
+        for effect in effects:
+            self._perform(effect)
+        if isinstance(event, ev.Command) and (future := self._accepted.pop(event.operation, None)):
+            future.set_result(None)
+        after = self._snapshot
+        for name in after.waiting:
+            self._operations.progress(name, f"the engine is {after.state}")
+        if before.state is not after.state:
+            self._records.state(before.state, after)
+            log.info(
+                "state=%s from=%s event=%s generation=%d crashes=%d",
+                *(after.state, before.state, type(event).__name__),
+                *(after.generation, after.crashes),
+            )
+
+    async def _save(self) -> None:
+        snapshot, process, name = self._snapshot, self._snapshot.process, None
+        if snapshot.state not in IDLE:
+            spawned = instance_id(snapshot.seed, snapshot.generation)
+            name = spawned if process is None else process.instance_id
+        saved = store.Saved(
+            intent=snapshot.intent,
+            generation=snapshot.generation,
+            desired=snapshot.desired,
+            override=snapshot.override,
+            instance_id=name,
+            process=process,
+        )
+        if saved == self._saved:
+            return
+        try:
+            await asyncio.to_thread(store.save, self._paths.state_file, saved)
+        except LlamactlError as exc:
+            log.error("%s", exc.message)
+            self._unsaved = exc
+        else:
+            self._saved, self._unsaved = saved, None
+
+    def _perform(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Finish() | ev.Fail() | ev.Reject():
+                self._answer(effect)
+            case ev.Spawn():
+                waiting = self._snapshot.waiting
+                self._records.spawned(effect, self._by(waiting[0]) if waiting else "daemon")
+                self._start(self._effects.spawn(effect, self._unsaved))
+            case ev.Watch() if self._snapshot.desired is not None:
+                self._start(self._effects.watch(effect, self._snapshot.desired.spec))
+            case ev.Signal():
+                self._effects.signal(effect)
+            case ev.SendReconfigure():
+                self._start(self._effects.reconfigure(effect, self._by(effect.operation)))
+            case ev.RecordLoad():
+                self._start(self._records.load(effect))
+            case ev.RecordAvoided():
+                self._start(self._records.avoided(effect))
+            case ev.Exit():
+                self._ending.set()
+
+    def _answer(self, effect: ev.Finish | ev.Fail | ev.Reject) -> None:
+        name = effect.operation
+        if isinstance(effect, ev.Reject):
+            self._operations.discard(name)
+            self._accepted.pop(name).set_exception(effect.problem.to_error())
+            return
+        outcome = effect.result if isinstance(effect, ev.Finish) else effect.problem
+        kind = self._operations.end(name, outcome).kind
+        self._records.ended(kind, outcome)
+        log.info("operation=%s kind=%s %s", name, kind, type(effect).__name__.lower())
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        """Run an effect beside the loop. A bug in it ends the daemon; the engine lives on."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            self._queue.put_nowait(bug)
+
+    def _by(self, operation: str) -> str:
+        return self._operations.get(operation).requested_by
+
+    def _asked_to_end(self, name: str) -> None:
+        operation = self._operations.create(OperationKind.DOWN, name)
+        self._operations.nobody_asks(operation.id)
+        self._queue.put_nowait(ev.Down(operation.id))
+
+    # --- what the control API calls --------------------------------------------------------------
+
+    async def submit(
+        self, kind: OperationKind, by: str, command: Callable[[str], ev.Command]
+    ) -> Operation:
+        """Hand in a command; return its operation, or raise why it is not accepted."""
+        if self._ending.is_set():
+            raise error(Code.SHUTTING_DOWN, "the daemon is shutting down")
+        operation = self._operations.create(kind, by)
+        accepted = self._accepted[operation.id] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait(command(operation.id))
+        await asyncio.shield(accepted)
+        return self._operations.get(operation.id)
+
+    async def wait(self, operation: str, wait_s: float) -> Operation:
+        """Return the operation at its end or after `wait_s` seconds."""
+        return await self._operations.wait(operation, wait_s)
+
+    def status(self) -> Status:
+        """Return everything that is known."""
+        return view.status(
+            self._snapshot,
+            time.monotonic(),
+            self._paths,
+            daemon=self._about,
+            operation=self._operations.running(),
+            strangers=self._effects.strangers(),
+            weight_loads=self._records.totals.weight_loads,
+            loads_avoided=self._records.totals.loads_avoided,
+        )
+
+    def metrics(self) -> bytes:
+        """Return the metrics text."""
+        return self._records.metrics.text()
+
+    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+        """Yield the engine's log; a follower ends with the daemon."""
+        return logs.read(self._paths.engine_log, count, follow=follow, until=self._ending)

@@ -1,0 +1,169 @@
+"""The engine over its private socket: its health, its properties, and its reconfigure."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.events import EngineFacts
+from llamactl_supervisor.models import Geometry, Receipt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llamactl_supervisor.events import EngineProcess
+    from llamactl_supervisor.models import ReconfigureRequest
+
+PROBE_S = 2.0
+"""How long health and properties may take; the engine answers them beside its work in 10 ms."""
+ANSWER_BYTES_MAX = 8 * 2**20
+"""More than this is not an answer of llama-server."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Props(_Document):
+    instance_id: str
+    context_geometry: Geometry | None = None
+    n_weight_loads: int | None = None
+    last_reconfigure: Receipt | None = None
+
+
+class _Refusal(_Document):
+    reason: str
+    message: str
+    details: dict[str, Any] = {}
+
+
+class _Refused(_Document):
+    error: _Refusal
+
+
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class EngineClient:
+    """Talks to one proven process: every answer must come from its pid (SO_PEERCRED)."""
+
+    def __init__(self, process: EngineProcess, path: Path, api_key: str | None) -> None:
+        self.process = process
+        self._path = path
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(path)),
+            base_url="http://engine",
+            headers=headers,
+            timeout=PROBE_S,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def facts(self) -> EngineFacts | None:
+        """Return what the engine says about itself, or None while it is not healthy.
+
+        Not healthy: nothing listens, it loads, or it does not answer in time. Raises
+        `engine_unproven` when somebody else answers, `engine_answer_broken` when the answer is
+        none of llama-server's.
+        """
+        try:
+            status, _ = await self._ask("GET", "/health", timeout_s=PROBE_S)
+            return await self.props() if status == httpx.codes.OK else None
+        except LlamactlError as exc:
+            if exc.code == Code.ENGINE_UNREACHABLE:
+                return None
+            raise
+
+    async def props(self) -> EngineFacts:
+        """Return the live geometry and the weight loads. Disturbs nothing, wakes nothing."""
+        status, body = await self._ask("GET", "/props", timeout_s=PROBE_S)
+        props = self._read(_Props, "/props", status, body)
+        if props.instance_id != self.process.instance_id:
+            raise error(
+                Code.ENGINE_UNPROVEN,
+                f"{self._path} answers as instance {props.instance_id}, "
+                f"not as {self.process.instance_id}",
+            )
+        return EngineFacts(props.context_geometry, props.n_weight_loads, props.last_reconfigure)
+
+    async def reconfigure(self, change: ReconfigureRequest) -> Receipt:
+        """Ask for another geometry; waits as long as the engine's next safe point takes.
+
+        Raises the engine's own reason as code, with its details, when it declines.
+        """
+        wanted = change.model_dump(mode="json", exclude_none=True)
+        status, body = await self._ask("POST", "/reconfigure", timeout_s=None, json=wanted)
+        if status == httpx.codes.OK:
+            return self._read(Receipt, "/reconfigure", status, body)
+        try:
+            refusal = _Refused.model_validate_json(body).error
+        except ValidationError:
+            raise self._broken("/reconfigure", status, body) from None
+        known = refusal.reason in Code.__members__.values()
+        raise error(
+            refusal.reason if known else Code.RECONFIGURE_REFUSED,
+            refusal.message,
+            details=refusal.details | {"reason": refusal.reason},
+        )
+
+    async def _ask(
+        self, method: str, path: str, *, timeout_s: float | None, json: object = None
+    ) -> tuple[int, bytes]:
+        """Return status and body. Raises `engine_unreachable` without an answer in time."""
+        body = bytearray()
+        try:
+            timeout = httpx.Timeout(PROBE_S, read=timeout_s)
+            async with self._http.stream(method, path, json=json, timeout=timeout) as answer:
+                self._prove(answer)
+                async for chunk in answer.aiter_bytes():
+                    body += chunk
+                    if len(body) > ANSWER_BYTES_MAX:
+                        raise self._broken(path, answer.status_code, bytes(body))
+                return answer.status_code, bytes(body)
+        except (httpx.RemoteProtocolError, httpx.DecodingError) as exc:
+            raise error(
+                Code.ENGINE_ANSWER_BROKEN, f"{method} {path}: no HTTP from the engine: {exc}"
+            ) from exc
+        except httpx.TransportError as exc:
+            what = str(exc) or type(exc).__name__
+            raise error(
+                Code.ENGINE_UNREACHABLE, f"{method} {path}: no answer from the engine: {what}"
+            ) from exc
+
+    def _prove(self, answer: httpx.Response) -> None:
+        stream = answer.extensions["network_stream"]
+        peer = stream.get_extra_info("socket")
+        size = struct.calcsize("3i")
+        pid, _, _ = struct.unpack(
+            "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
+        if pid != self.process.engine.pid:
+            raise error(
+                Code.ENGINE_UNPROVEN,
+                f"{self._path} is served by pid {pid}, not by the engine "
+                f"(pid {self.process.engine.pid})",
+            )
+
+    def _read(self, shape: type[_Shape], path: str, status: int, body: bytes) -> _Shape:
+        try:
+            return shape.model_validate_json(body)
+        except ValidationError as exc:
+            raise self._broken(path, status, body) from exc
+
+    @staticmethod
+    def _broken(path: str, status: int, body: bytes) -> LlamactlError:
+        start = body[:200].decode(errors="replace")
+        return error(
+            Code.ENGINE_ANSWER_BROKEN,
+            f"{path}: HTTP {status} from the engine with a body that makes no sense: {start!r}",
+            details={"status": status, "body_start": start},
+        )

@@ -1,0 +1,212 @@
+"""Every error that llamactl can report: its stable code, its HTTP status and its exit code.
+
+    LlamactlError
+    ├── InvalidRequestError     exit 2   what was asked for makes no sense; nothing was tried
+    ├── NotRunningError         exit 3   there is no engine to do it to
+    ├── DaemonUnreachableError  exit 4   there is no daemon to ask
+    ├── RefusedError            exit 5   understood and declined; everything is as it was before
+    ├── TimedOutError           exit 6   it did not happen in time
+    └── FailedError             exit 1   it was tried and went wrong
+
+The class says what a script should do about it, the code says what happened. Codes never change
+their meaning and travel unchanged from the engine or the daemon to the caller.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the `llamactl` command. Scripts rely on them."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_RUNNING = 3
+    UNREACHABLE = 4
+    REFUSED = 5
+    TIMED_OUT = 6
+    INTERRUPTED = 130
+
+
+class Code(StrEnum):
+    """Stable names of everything that can go wrong."""
+
+    INVALID_REQUEST = "invalid_request"
+    OWNED_ARGUMENT = "owned_argument"
+    PATH_TOO_LONG = "path_too_long"
+
+    ENGINE_STOPPED = "engine_stopped"
+    NO_SPEC = "no_spec"
+
+    DAEMON_UNREACHABLE = "daemon_unreachable"
+
+    CONFLICT = "conflict"
+    DAEMON_RUNNING = "daemon_running"
+    ENGINE_UNPROVEN = "engine_unproven"
+    INSECURE_DIRECTORY = "insecure_directory"
+    OPERATION_IN_PROGRESS = "operation_in_progress"
+    PORT_IN_USE = "port_in_use"
+    SHUTTING_DOWN = "shutting_down"
+    SUPERSEDED = "superseded"
+
+    # The engine's own reasons for declining a reconfigure, passed on verbatim.
+    INVALID_GEOMETRY = "invalid_geometry"
+    CACHE_TYPE_CHANGE = "cache_type_change"
+    FAN_OUT_IN_PROGRESS = "fan_out_in_progress"
+    RECONFIGURE_IN_PROGRESS = "reconfigure_in_progress"
+    INSUFFICIENT_MEMORY = "insufficient_memory"
+    MEDIA_HELD = "media_held"
+    ROPE_SCALING_CHANGE = "rope_scaling_change"
+    PAGE_OUT_FAILED = "page_out_failed"
+    CONTEXT_BUILD_FAILED = "context_build_failed"
+    RECONFIGURE_REFUSED = "reconfigure_refused"
+
+    TIMED_OUT = "timed_out"
+    START_STALLED = "start_stalled"
+
+    DAEMON_START_FAILED = "daemon_start_failed"
+    ENGINE_ANSWER_BROKEN = "engine_answer_broken"
+    ENGINE_EXITED = "engine_exited"
+    ENGINE_SPAWN_FAILED = "engine_spawn_failed"
+    ENGINE_UNREACHABLE = "engine_unreachable"
+    INTERNAL = "internal"
+    NOT_FOUND = "not_found"
+    STATE_UNREADABLE = "state_unreadable"
+    STATE_UNWRITABLE = "state_unwritable"
+
+
+class LlamactlError(Exception):
+    """Base of all errors. Says what was tried, on what, and what came back.
+
+    Attributes: `code` (a `Code` value, or an unknown string from a newer daemon), `message` (one
+    line, complete by itself), `hint` (what to do next, or None), `details` (JSON-able facts).
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    http_status: ClassVar[int] = 500
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        hint: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = str(code)
+        self.message = message
+        self.hint = hint
+        self.details: dict[str, Any] = dict(details or {})
+
+
+class InvalidRequestError(LlamactlError):
+    """What was asked for makes no sense; nothing was tried."""
+
+    exit_code = ExitCode.USAGE
+    http_status = 400
+
+
+class NotRunningError(LlamactlError):
+    """There is no engine to do it to."""
+
+    exit_code = ExitCode.NOT_RUNNING
+    http_status = 409
+
+
+class DaemonUnreachableError(LlamactlError):
+    """Nothing answers on the control socket."""
+
+    exit_code = ExitCode.UNREACHABLE
+    http_status = 503
+
+
+class RefusedError(LlamactlError):
+    """Understood and declined; everything is as it was before."""
+
+    exit_code = ExitCode.REFUSED
+    http_status = 409
+
+
+class TimedOutError(LlamactlError):
+    """It did not happen in time."""
+
+    exit_code = ExitCode.TIMED_OUT
+    http_status = 504
+
+
+class FailedError(LlamactlError):
+    """It was tried and went wrong."""
+
+
+_CLASSES: dict[Code, type[LlamactlError]] = {
+    Code.INVALID_REQUEST: InvalidRequestError,
+    Code.OWNED_ARGUMENT: InvalidRequestError,
+    Code.PATH_TOO_LONG: InvalidRequestError,
+    Code.ENGINE_STOPPED: NotRunningError,
+    Code.NO_SPEC: NotRunningError,
+    Code.DAEMON_UNREACHABLE: DaemonUnreachableError,
+    Code.CONFLICT: RefusedError,
+    Code.DAEMON_RUNNING: RefusedError,
+    Code.ENGINE_UNPROVEN: RefusedError,
+    Code.INSECURE_DIRECTORY: RefusedError,
+    Code.OPERATION_IN_PROGRESS: RefusedError,
+    Code.PORT_IN_USE: RefusedError,
+    Code.SHUTTING_DOWN: RefusedError,
+    Code.SUPERSEDED: RefusedError,
+    Code.INVALID_GEOMETRY: RefusedError,
+    Code.CACHE_TYPE_CHANGE: RefusedError,
+    Code.FAN_OUT_IN_PROGRESS: RefusedError,
+    Code.RECONFIGURE_IN_PROGRESS: RefusedError,
+    Code.INSUFFICIENT_MEMORY: RefusedError,
+    Code.MEDIA_HELD: RefusedError,
+    Code.ROPE_SCALING_CHANGE: RefusedError,
+    Code.PAGE_OUT_FAILED: RefusedError,
+    Code.CONTEXT_BUILD_FAILED: RefusedError,
+    Code.RECONFIGURE_REFUSED: RefusedError,
+    Code.TIMED_OUT: TimedOutError,
+    Code.START_STALLED: TimedOutError,
+    Code.DAEMON_START_FAILED: FailedError,
+    Code.ENGINE_ANSWER_BROKEN: FailedError,
+    Code.ENGINE_EXITED: FailedError,
+    Code.ENGINE_SPAWN_FAILED: FailedError,
+    Code.ENGINE_UNREACHABLE: FailedError,
+    Code.INTERNAL: FailedError,
+    Code.NOT_FOUND: FailedError,
+    Code.STATE_UNREADABLE: FailedError,
+    Code.STATE_UNWRITABLE: FailedError,
+}
+
+# Where the HTTP status is finer than the class: the engine's own statuses, and a plain 404.
+_STATUSES: dict[Code, int] = {
+    Code.INVALID_GEOMETRY: 400,
+    Code.PAGE_OUT_FAILED: 500,
+    Code.CONTEXT_BUILD_FAILED: 503,
+    Code.SHUTTING_DOWN: 503,
+    Code.NOT_FOUND: 404,
+}
+
+
+def error(
+    code: str,
+    message: str,
+    *,
+    hint: str | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> LlamactlError:
+    """Return the error of the class that belongs to `code`; an unknown code is a `FailedError`."""
+    known = code in Code.__members__.values()
+    cls = _CLASSES[Code(code)] if known else FailedError
+    return cls(code, message, hint=hint, details=details)
+
+
+def http_status(exc: LlamactlError) -> int:
+    """Return the status with which the control API reports `exc`."""
+    known = exc.code in Code.__members__.values()
+    return _STATUSES.get(Code(exc.code), exc.http_status) if known else exc.http_status

@@ -1,0 +1,301 @@
+"""What can happen to the engine and what the daemon can do about it; `state.reduce` joins the two.
+
+Every fact about a process carries the generation of that process, so that one which arrives late
+is recognised as old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime  # noqa: TC003 - dataclass fields
+from enum import Enum, StrEnum
+
+from llamactl_supervisor.models import (
+    ExitRecord,
+    Geometry,
+    LifecycleResult,
+    Override,
+    Problem,
+    ProcessIdentity,
+    Receipt,
+    ReconfigureRequest,
+    UpRequest,
+    Wire,
+)
+
+
+class EngineProcess(Wire):
+    """One engine and its holder. `holder` None: it was killed and the engine lives on."""
+
+    instance_id: str
+    engine: ProcessIdentity
+    holder: ProcessIdentity | None
+    adopted: bool = False
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the engine said about itself when last asked."""
+
+    geometry: Geometry | None = None
+    n_weight_loads: int | None = None
+    last_reconfigure: Receipt | None = None
+
+
+class LoadCause(StrEnum):
+    """Why weights were loaded."""
+
+    UP = "up"
+    START = "start"
+    RESTART = "restart"
+    RESUME = "resume"
+    CRASH = "crash"
+    ADOPT = "adopt"
+
+
+class Ladder(Enum):
+    """The two steps of stopping an engine. There is never a second TERM."""
+
+    TERM = "term"
+    KILL = "kill"
+
+
+# --- commands: each asked for by one operation ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Up:
+    """Run this engine."""
+
+    operation: str
+    request: UpRequest
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run the engine that was last asked for."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop the engine."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Stop the engine and load it again."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
+class Down:
+    """Stop the engine, then the daemon."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
+class Reconfigure:
+    """Change the live geometry."""
+
+    operation: str
+    change: ReconfigureRequest
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The daemon is new, nothing runs, and the saved intent is to be followed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The daemon is new and the engine of its predecessor runs and is proven ours."""
+
+    process: EngineProcess
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """The engine's process exists."""
+
+    generation: int
+    process: EngineProcess
+
+
+@dataclass(frozen=True)
+class SpawnFailed:
+    """There is no process. `jitter` from [0, 1)."""
+
+    generation: int
+    problem: Problem
+    jitter: float
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The load made progress: the engine wrote something."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """The engine is healthy and proven to be ours."""
+
+    generation: int
+    facts: EngineFacts
+
+
+@dataclass(frozen=True)
+class HolderLost:
+    """The holder was killed; the engine lives on without a log and without an exit status."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The engine's process is gone. `jitter` from [0, 1)."""
+
+    generation: int
+    record: ExitRecord
+    jitter: float
+
+
+@dataclass(frozen=True)
+class Reconfigured:
+    """The engine answered a reconfigure with a receipt."""
+
+    generation: int
+    change: ReconfigureRequest
+    receipt: Receipt
+    by: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class ReconfigureFailed:
+    """The engine declined a reconfigure, or gave no answer that counts."""
+
+    generation: int
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The snapshot's deadline may have passed."""
+
+
+Command = Up | Start | Stop | Restart | Down | Reconfigure
+StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
+RunningFact = Exited | Reconfigured | ReconfigureFailed
+ProcessFact = StartingFact | RunningFact
+Event = Command | ProcessFact | Resume | Found | Tick
+
+
+# --- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start holder and engine. What is saved before it says what was intended."""
+
+    generation: int
+    instance_id: str
+    request: UpRequest
+    override: Override | None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Wait for the process's end, and meanwhile for its health."""
+
+    generation: int
+    process: EngineProcess
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Signal this process and no other."""
+
+    process: EngineProcess
+    step: Ladder
+
+
+@dataclass(frozen=True)
+class SendReconfigure:
+    """Ask the engine for another geometry."""
+
+    generation: int
+    process: EngineProcess
+    operation: str
+    change: ReconfigureRequest
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The operation succeeded."""
+
+    operation: str
+    result: LifecycleResult | Receipt
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The operation failed."""
+
+    operation: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Reject:
+    """The command is not accepted; its operation never existed."""
+
+    operation: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class RecordLoad:
+    """Weights were loaded, or a load was tried."""
+
+    generation: int
+    cause: LoadCause
+    load_s: float
+    loaded: bool
+
+
+@dataclass(frozen=True)
+class RecordAvoided:
+    """A load was avoided by a reconfigure."""
+
+    receipt: Receipt
+    by: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Nothing is left to supervise; the daemon ends."""
+
+
+Effect = (
+    Spawn
+    | Watch
+    | Signal
+    | SendReconfigure
+    | Finish
+    | Fail
+    | Reject
+    | RecordLoad
+    | RecordAvoided
+    | Exit
+)

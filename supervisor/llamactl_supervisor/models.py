@@ -1,0 +1,304 @@
+"""The JSON that crosses our control socket, frozen; the CLI and the daemon share these shapes.
+
+Ours (`Wire`) forbids unknown keys. What the engine says (`EngineDocument`) keeps them, because a
+receipt is passed on as it came.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime  # noqa: TC003 - pydantic reads the annotations at run time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llamactl_supervisor.errors import error
+from llamactl_supervisor.fields import DEFAULT_HOST as DEFAULT_HOST
+from llamactl_supervisor.fields import DEFAULT_N_CTX as DEFAULT_N_CTX
+from llamactl_supervisor.fields import DEFAULT_N_SEQ as DEFAULT_N_SEQ
+from llamactl_supervisor.fields import DEFAULT_PORT as DEFAULT_PORT
+from llamactl_supervisor.fields import N_CTX_MAX as N_CTX_MAX
+from llamactl_supervisor.fields import N_SEQ_MAX as N_SEQ_MAX
+from llamactl_supervisor.fields import PORT_MAX as PORT_MAX
+from llamactl_supervisor.fields import (
+    AbsolutePath,
+    ExtraArgs,
+    Host,
+    NCtx,
+    NSeq,
+    Port,
+    validation_error,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llamactl_supervisor.errors import LlamactlError
+
+
+class Wire(BaseModel):
+    """Base of our own shapes: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any]) -> Self:
+        """Validate `data`; raise a `LlamactlError` that names the first bad field."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as exc:
+            raise validation_error(exc.errors(include_url=False, include_input=True)) from None
+
+
+class EngineDocument(BaseModel):
+    """Base of what llama-server says: frozen, unknown keys are kept and passed on."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class EngineState(StrEnum):
+    """Where the engine is. CRASHED waits to retry; FAILED gave up and waits for a person."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    RECONFIGURING = "reconfiguring"
+    STOPPING = "stopping"
+    CRASHED = "crashed"
+    FAILED = "failed"
+
+
+class Intent(StrEnum):
+    """What was last asked for, whatever the engine is doing about it."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class Problem(Wire):
+    """The one shape of an error. `code` is stable, `message` is for people."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    details: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, exc: LlamactlError) -> Self:
+        """Return the wire form of `exc`."""
+        return cls(code=exc.code, message=exc.message, hint=exc.hint, details=exc.details)
+
+    def to_error(self) -> LlamactlError:
+        """Return the exception of the class that belongs to the code."""
+        return error(self.code, self.message, hint=self.hint, details=self.details)
+
+
+class EngineRequest(Wire):
+    """The engine that is wanted. n_ctx is the total over all slots."""
+
+    model: AbsolutePath
+    n_ctx: NCtx = DEFAULT_N_CTX
+    n_seq: NSeq = DEFAULT_N_SEQ
+    kv_unified: bool | None = None
+    host: Host = DEFAULT_HOST
+    port: Port = DEFAULT_PORT
+    extra_args: ExtraArgs = ()
+    api_key_file: AbsolutePath | None = None
+
+
+class UpRequest(Wire):
+    """Run this engine with this llama-server binary."""
+
+    spec: EngineRequest
+    engine_path: AbsolutePath
+
+
+class ReconfigureRequest(Wire):
+    """Change the live geometry; a field left out keeps its effective value."""
+
+    n_ctx: NCtx | None = None
+    n_seq: NSeq | None = None
+    kv_unified: bool | None = None
+    dry_run: bool = False
+
+
+class Geometry(EngineDocument):
+    """An engine's effective geometry. n_ctx is the total, n_ctx_slot what a request may use."""
+
+    n_ctx: int
+    n_seq: int
+    n_ctx_seq: int | None = None
+    n_ctx_slot: int | None = None
+    kv_unified: bool | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+
+
+class SlotFate(EngineDocument):
+    """What became of one slot's conversation."""
+
+    slot: int
+    tokens: int = 0
+    fate: str = ""
+
+
+class ParkedSlot(EngineDocument):
+    """A conversation that the new geometry cannot hold; it is kept whole."""
+
+    slot: int
+    tokens_held: int = 0
+    tokens_fit: int = 0
+    reason: str = ""
+
+
+class Receipt(EngineDocument):
+    """The engine's own account of one reconfigure; pause_ms is the time without a token.
+
+    `bytes_needed`, by device, is told by a dry run only.
+    """
+
+    outcome: Literal["applied", "unchanged", "planned"]
+    previous: Geometry
+    geometry: Geometry
+    pause_ms: float = 0.0
+    phases_ms: dict[str, float] = {}
+    outside_pause_ms: dict[str, float] = {}
+    tokens_held: int = 0
+    bytes_held: int = 0
+    slots: tuple[SlotFate, ...] = ()
+    parked: tuple[ParkedSlot, ...] = ()
+    n_weight_loads: int | None = None
+    bytes_needed: dict[str, int] = {}
+
+
+class ProcessIdentity(Wire):
+    """A process for certain: its pid can be reused, its pid at that tick of that boot cannot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+class ExitRecord(Wire):
+    """How an engine ended. `summary` is one line; both numbers None: the status was lost."""
+
+    summary: str
+    at: datetime
+    exit_code: int | None = None
+    signal: int | None = None
+    exec_errno: int | None = None
+    max_rss_bytes: int | None = None
+    cpu_s: float | None = None
+    dropped_bytes: int = 0
+    last_lines: tuple[str, ...] = ()
+
+
+class Override(Wire):
+    """A geometry that was set live and holds over restarts, with who and when."""
+
+    n_ctx: int
+    n_seq: int
+    kv_unified: bool | None
+    by: str
+    at: datetime
+
+
+class LifecycleOutcome(StrEnum):
+    """What up, start, stop, restart or down came to."""
+
+    STARTED = "started"
+    ALREADY_UP = "already_up"
+    STOPPED = "stopped"
+    ALREADY_STOPPED = "already_stopped"
+
+
+class LifecycleResult(Wire):
+    """Result of up, start, stop, restart and down."""
+
+    outcome: LifecycleOutcome
+    pid: int | None = None
+    load_s: float | None = None
+
+
+class OperationKind(StrEnum):
+    """The mutations; one at a time."""
+
+    UP = "up"
+    START = "start"
+    STOP = "stop"
+    RESTART = "restart"
+    DOWN = "down"
+    RECONFIGURE = "reconfigure"
+
+
+class OperationState(StrEnum):
+    """An operation ends exactly once."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class Operation(Wire):
+    """One mutation, which survives whoever asked for it. `result` xor `error` once it ended."""
+
+    id: str
+    kind: OperationKind
+    state: OperationState
+    progress: str = ""
+    requested_by: str
+    requested_at: datetime
+    finished_at: datetime | None = None
+    result: LifecycleResult | Receipt | None = None
+    error: Problem | None = None
+
+
+class DaemonStatus(Wire):
+    """The daemon itself."""
+
+    pid: int
+    version: str
+    started_at: datetime
+    control_socket: str
+    log_dir: str
+
+
+class EngineStatus(Wire):
+    """The engine's process, while there is one. `holder_pid` None: its holder was killed."""
+
+    pid: int
+    holder_pid: int | None
+    instance_id: str
+    url: str
+    socket: str
+    adopted: bool
+    geometry: Geometry | None = None
+    n_weight_loads: int | None = None
+    last_reconfigure: Receipt | None = None
+
+
+class Stranger(Wire):
+    """An engine in our runtime directory that cannot be proven ours: not used, not killed."""
+
+    pid: int
+    instance_id: str
+
+
+class Status(Wire):
+    """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY."""
+
+    state: EngineState
+    intent: Intent
+    generation: int
+    crashes: int
+    retry_in_s: float | None
+    daemon: DaemonStatus
+    desired: UpRequest | None
+    override: Override | None
+    engine: EngineStatus | None
+    operation: Operation | None
+    problem: Problem | None
+    last_exit: ExitRecord | None
+    strangers: tuple[Stranger, ...]
+    weight_loads: int
+    loads_avoided: int

@@ -1,0 +1,117 @@
+"""The register of operations: what was asked for, by whom, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from llamactl_supervisor.errors import Code, error
+from llamactl_supervisor.models import Operation, OperationKind, OperationState, Problem
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.models import LifecycleResult, Receipt
+
+HISTORY_MAX = 200
+"""Ended operations that are remembered."""
+
+
+@dataclass
+class _Entry:
+    operation: Operation
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Operations:
+    """Operations by id. They survive whoever asked for them; each ends exactly once."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+
+    def create(self, kind: OperationKind, by: str) -> Operation:
+        """Register a running operation."""
+        operation = Operation(
+            id=uuid4().hex,
+            kind=kind,
+            state=OperationState.RUNNING,
+            requested_by=by,
+            requested_at=datetime.now(UTC),
+        )
+        self._entries[operation.id] = _Entry(operation)
+        return operation
+
+    def discard(self, name: str) -> None:
+        """Forget an operation that was not accepted."""
+        del self._entries[name]
+
+    def get(self, name: str) -> Operation:
+        """Return the operation as it is now; raises `not_found`."""
+        entry = self._entry(name)
+        if entry.ended.is_set():
+            entry.told.set()
+        return entry.operation
+
+    def running(self) -> Operation | None:
+        """Return the oldest operation that has not ended."""
+        for entry in self._entries.values():
+            if not entry.ended.is_set():
+                return entry.operation
+        return None
+
+    def progress(self, name: str, text: str) -> None:
+        """Say where a running operation is."""
+        entry = self._entries[name]
+        entry.operation = entry.operation.model_copy(update={"progress": text})
+
+    def end(self, name: str, outcome: LifecycleResult | Receipt | Problem) -> Operation:
+        """Record the result or the problem, wake who waits for it, and return the operation."""
+        entry = self._entries[name]
+        failed = isinstance(outcome, Problem)
+        entry.operation = entry.operation.model_copy(
+            update={
+                "state": OperationState.FAILED if failed else OperationState.SUCCEEDED,
+                "error" if failed else "result": outcome,
+                "progress": "",
+                "finished_at": datetime.now(UTC),
+            }
+        )
+        entry.ended.set()
+        ended = [key for key, value in self._entries.items() if value.ended.is_set()]
+        for key in ended[: max(0, len(ended) - HISTORY_MAX)]:
+            del self._entries[key]
+        return entry.operation
+
+    async def wait(self, name: str, wait_s: float) -> Operation:
+        """Return the operation at its end, or as it is after `wait_s` seconds."""
+        entry = self._entry(name)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(entry.ended.wait(), wait_s)
+        return self.get(name)
+
+    def nobody_asks(self, name: str) -> None:
+        """Say that the end of this operation is awaited by nobody."""
+        self._entries[name].told.set()
+
+    async def told(self, wait_s: float) -> None:
+        """Return when the end of every `down` was told to somebody, or after `wait_s` seconds."""
+        downs = [
+            entry.told.wait()
+            for entry in self._entries.values()
+            if entry.operation.kind is OperationKind.DOWN
+        ]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*downs), wait_s)
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise error(
+                Code.NOT_FOUND,
+                f"there is no operation {name!r}",
+                hint=f"the last {HISTORY_MAX} operations of this daemon are remembered",
+            )
+        return self._entries[name]

@@ -1,0 +1,42 @@
+"""Whether an engine that runs is the engine that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor.launch import live_spec
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.models import Override, UpRequest
+
+
+@dataclass(frozen=True)
+class NoChange:
+    """The running engine answers the request."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """It does not; `fields` maps each differing field to (running, requested)."""
+
+    fields: dict[str, tuple[object, object]]
+
+
+def plan(running: UpRequest, override: Override | None, asked: UpRequest) -> NoChange | Conflict:
+    """Compare what is asked for with what was asked for last, never with effective values.
+
+    libllama rounds (10000 over 3 slots becomes 10752), so a comparison with what the engine
+    reports would differ for ever. A geometry that was set live counts as asked for as well.
+    """
+    live = running.model_copy(update={"spec": live_spec(running.spec, override)})
+    if asked in (running, live):
+        return NoChange()
+    fields: dict[str, tuple[object, object]] = {
+        name: (getattr(live.spec, name), getattr(asked.spec, name))
+        for name in type(asked.spec).model_fields
+        if getattr(live.spec, name) != getattr(asked.spec, name)
+    }
+    if live.engine_path != asked.engine_path:
+        fields["engine_path"] = (live.engine_path, asked.engine_path)
+    return Conflict(fields)

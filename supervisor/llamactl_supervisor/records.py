@@ -1,0 +1,107 @@
+"""What is written down about loads and changes: ledger lines and metrics, never a decision."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor import ledger
+from llamactl_supervisor.launch import live_spec
+from llamactl_supervisor.metrics import Metrics
+from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt
+
+if TYPE_CHECKING:
+    from llamactl_supervisor import events as ev
+    from llamactl_supervisor.models import EngineRequest, LifecycleResult
+    from llamactl_supervisor.snapshot import Snapshot
+
+log = logging.getLogger("llamactl.records")
+
+
+class Records:
+    """The ledger with its sums, and the metrics. A ledger that cannot be written is counted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.metrics = Metrics()
+        self.totals = ledger.totals(path)
+        self.metrics.weight_loads.inc(self.totals.weight_loads)
+        self.metrics.loads_avoided.inc(self.totals.loads_avoided)
+        self._spec: EngineRequest | None = None
+        self._by = "daemon"
+
+    def spawned(self, effect: ev.Spawn, by: str) -> None:
+        """Remember what is being loaded and for whom, until the load has ended."""
+        self._spec, self._by = live_spec(effect.request.spec, effect.override), by
+
+    def state(self, before: EngineState, after: Snapshot) -> None:
+        """Count a change of state."""
+        self.metrics.state(after.state)
+        ended = after.state in {EngineState.CRASHED, EngineState.FAILED}
+        if ended and before is not EngineState.CRASHED:
+            self.metrics.crashes.inc()
+
+    def ended(self, kind: OperationKind, outcome: LifecycleResult | Receipt | Problem) -> None:
+        """Count the end of an operation."""
+        if isinstance(outcome, Receipt):
+            self.metrics.reconfigures.labels(outcome.outcome).inc()
+            if outcome.outcome == "applied":
+                self.metrics.pause_s.observe(outcome.pause_ms / 1000)
+        elif kind is OperationKind.RECONFIGURE:
+            self.metrics.reconfigures.labels("failed").inc()
+
+    async def load(self, effect: ev.RecordLoad) -> None:
+        """Record a weight load, or one that failed."""
+        if self._spec is None:
+            return
+        line = ledger.LoadLine(
+            at=datetime.now(UTC),
+            generation=effect.generation,
+            cause=effect.cause,
+            by=self._by,
+            loaded=effect.loaded,
+            load_s=effect.load_s,
+            model=self._spec.model,
+            model_bytes=await asyncio.to_thread(_size, self._spec.model),
+            n_ctx=self._spec.n_ctx,
+            n_seq=self._spec.n_seq,
+        )
+        if effect.loaded:
+            self.metrics.load_s.observe(effect.load_s)
+            self.metrics.weight_loads.inc()
+            loads = self.totals.weight_loads + 1
+            self.totals = self.totals.model_copy(update={"weight_loads": loads})
+        await self._append(line)
+
+    async def avoided(self, effect: ev.RecordAvoided) -> None:
+        """Record a load that a reconfigure took the place of."""
+        receipt = effect.receipt
+        self.metrics.loads_avoided.inc()
+        avoided = self.totals.loads_avoided + 1
+        self.totals = self.totals.model_copy(update={"loads_avoided": avoided})
+        line = ledger.AvoidedLine(
+            at=datetime.now(UTC),
+            by=effect.by,
+            pause_ms=receipt.pause_ms,
+            tokens_held=receipt.tokens_held,
+            previous=receipt.previous,
+            geometry=receipt.geometry,
+        )
+        await self._append(line)
+
+    async def _append(self, line: ledger.LoadLine | ledger.AvoidedLine) -> None:
+        try:
+            await asyncio.to_thread(ledger.append, self._path, line)
+        except OSError as exc:
+            self.metrics.ledger_lost.inc()
+            log.error("ledger line lost: %s: %s", self._path, exc)
+
+
+def _size(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return None

@@ -1,0 +1,155 @@
+"""What is known about the engine, and the moves from one such knowledge to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor import events as ev
+from llamactl_supervisor.backoff import delay_s
+from llamactl_supervisor.launch import instance_id
+from llamactl_supervisor.models import (
+    EngineState,
+    ExitRecord,
+    Intent,
+    Override,
+    Problem,
+    UpRequest,
+)
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from llamactl_supervisor.config import Settings
+    from llamactl_supervisor.events import EngineFacts, EngineProcess
+
+IDLE = frozenset({EngineState.STOPPED, EngineState.CRASHED, EngineState.FAILED})
+"""States without a process."""
+SERVING = frozenset({EngineState.READY, EngineState.RECONFIGURING})
+"""States in which the engine answers requests."""
+
+
+class After(Enum):
+    """What follows STOPPING."""
+
+    REST = "rest"
+    START = "start"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything the daemon knows about its engine. `deadline` is on the monotonic clock.
+
+    `waiting` holds the operations that end with the present transition; `deadline` is the end of
+    patience in STARTING, the KILL in STOPPING, the retry in CRASHED, and in READY the moment from
+    which earlier crashes are forgiven.
+    """
+
+    seed: UUID
+    settings: Settings
+    state: EngineState = EngineState.STOPPED
+    intent: Intent = Intent.DOWN
+    generation: int = 0
+    desired: UpRequest | None = None
+    override: Override | None = None
+    process: EngineProcess | None = None
+    facts: EngineFacts = field(default_factory=ev.EngineFacts)
+    after: After = After.REST
+    closing: bool = False
+    waiting: tuple[str, ...] = ()
+    crashes: int = 0
+    deadline: float | None = None
+    cause: ev.LoadCause = ev.LoadCause.UP
+    load_began: float = 0.0
+    problem: Problem | None = None
+    last_exit: ExitRecord | None = None
+
+
+Step = tuple[Snapshot, tuple[ev.Effect, ...]]
+
+
+def spawn(snapshot: Snapshot, cause: ev.LoadCause, now: float) -> Step:
+    """Start a process of the next generation. Only ever called where there is none."""
+    assert snapshot.state in IDLE or snapshot.process is None
+    assert snapshot.desired is not None
+    generation = snapshot.generation + 1
+    after = replace(
+        snapshot,
+        state=EngineState.STARTING,
+        intent=Intent.UP,
+        generation=generation,
+        process=None,
+        facts=ev.EngineFacts(),
+        deadline=now + snapshot.settings.ready_stall_s,
+        cause=cause,
+        load_began=now,
+        problem=snapshot.problem if cause is ev.LoadCause.CRASH else None,
+    )
+    name = instance_id(snapshot.seed, generation)
+    return after, (ev.Spawn(generation, name, snapshot.desired, snapshot.override),)
+
+
+def adopt(snapshot: Snapshot, process: EngineProcess, now: float) -> Step:
+    """Take over the predecessor's engine, or end it where the predecessor was ending it."""
+    found = replace(
+        snapshot,
+        state=EngineState.STARTING,
+        process=process,
+        deadline=now + snapshot.settings.ready_stall_s,
+        cause=ev.LoadCause.ADOPT,
+        load_began=now,
+    )
+    watch = ev.Watch(snapshot.generation, process)
+    if snapshot.intent is Intent.UP:
+        return found, (watch,)
+    after, effects = stop(found, After.REST, now)
+    return after, (watch, *effects)
+
+
+def stop(snapshot: Snapshot, after: After, now: float) -> Step:
+    """Begin to stop. A process that is still being spawned gets its TERM once it is known."""
+    stopping = replace(snapshot, state=EngineState.STOPPING, after=after, deadline=None)
+    return terminate(stopping, now) if snapshot.process is not None else (stopping, ())
+
+
+def terminate(snapshot: Snapshot, now: float) -> Step:
+    """Send the one TERM; the KILL is due after `stop_term_s`."""
+    assert snapshot.process is not None
+    deadline = now + snapshot.settings.stop_term_s
+    return replace(snapshot, deadline=deadline), (ev.Signal(snapshot.process, ev.Ladder.TERM),)
+
+
+def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Step:
+    """The engine is gone and was wanted: retry later, or give up.
+
+    A load that a person has just asked for is not retried: a model that cannot be loaded will not
+    load the fifth time either, and the person is there to be told.
+    """
+    commanded = snapshot.cause in {ev.LoadCause.UP, ev.LoadCause.START}
+    never_ready = snapshot.state not in SERVING
+    crashes = snapshot.crashes + 1
+    gone = replace(snapshot, process=None, deadline=None, crashes=crashes, problem=problem)
+    if (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
+        failed = replace(gone, state=EngineState.FAILED, waiting=())
+        return failed, tuple(ev.Fail(name, problem) for name in snapshot.waiting)
+    settings = snapshot.settings
+    wait_s = delay_s(crashes, jitter, base_s=settings.backoff_base_s, cap_s=settings.backoff_cap_s)
+    return replace(gone, state=EngineState.CRASHED, deadline=now + wait_s), ()
+
+
+def rest(snapshot: Snapshot) -> Snapshot:
+    """Nothing runs and nothing is wanted."""
+    return replace(
+        snapshot,
+        state=EngineState.STOPPED,
+        intent=Intent.DOWN,
+        process=None,
+        after=After.REST,
+        facts=ev.EngineFacts(),
+        waiting=(),
+        crashes=0,
+        deadline=None,
+        problem=None,
+    )

@@ -1,0 +1,215 @@
+"""The engine's state machine: `reduce(snapshot, event, now) -> (snapshot, effects)`, pure, total.
+
+    STOPPED ──up──> STARTING ──healthy──> READY <──> RECONFIGURING
+       ^               │ died               │ died         │ died
+       │               v                    v              v
+       └──stop── CRASHED (retries after a delay) ── too often ──> FAILED (waits for a person)
+
+STOPPING is on the way from any state with a process. An engine exists in STARTING, READY,
+RECONFIGURING and STOPPING only, and only its end leaves them: so there are never two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor import events as ev
+from llamactl_supervisor.commands import obey
+from llamactl_supervisor.errors import Code
+from llamactl_supervisor.launch import live_spec
+from llamactl_supervisor.models import (
+    EngineState,
+    Intent,
+    LifecycleOutcome,
+    LifecycleResult,
+    Override,
+    Problem,
+)
+from llamactl_supervisor.snapshot import (
+    IDLE,
+    SERVING,
+    After,
+    Snapshot,
+    Step,
+    adopt,
+    died,
+    rest,
+    spawn,
+    stop,
+    terminate,
+)
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.events import (
+        Event,
+        Found,
+        Resume,
+        RunningFact,
+        StartingFact,
+        Tick,
+    )
+
+
+def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
+    """Return the next snapshot and what the daemon is to do. Total: no pair of them is an error.
+
+    `now` is on the monotonic clock. A fact about another generation than the present one, or
+    about a process that has ended, changes nothing.
+    """
+    if isinstance(event, ev.Command):
+        return obey(snapshot, event, now)
+    if isinstance(event, ev.ProcessFact):
+        if event.generation != snapshot.generation or snapshot.state in IDLE:
+            return snapshot, ()
+        if isinstance(event, ev.StartingFact):
+            return _while_starting(snapshot, event, now)
+        return _while_running(snapshot, event, now)
+    return _at_large(snapshot, event, now)
+
+
+def _at_large(snapshot: Snapshot, event: Resume | Found | Tick, now: float) -> Step:
+    match event:
+        case ev.Resume():
+            wanted = snapshot.intent is Intent.UP and snapshot.desired is not None
+            if snapshot.state is EngineState.STOPPED and wanted:
+                return spawn(snapshot, ev.LoadCause.RESUME, now)
+        case ev.Found():
+            if snapshot.state is EngineState.STOPPED:
+                return adopt(snapshot, event.process, now)
+        case ev.Tick():
+            if snapshot.deadline is not None and now >= snapshot.deadline:
+                return _due(snapshot, now)
+    return snapshot, ()
+
+
+def _due(snapshot: Snapshot, now: float) -> Step:
+    """The deadline of the present state has passed."""
+    match snapshot.state:
+        case EngineState.STARTING:
+            stall_s = snapshot.settings.ready_stall_s
+            problem = Problem(
+                code=Code.START_STALLED,
+                message=f"the engine neither became healthy nor wrote anything for {stall_s:g} s",
+                hint="see `llamactl logs`; LLAMACTL_READY_STALL_S sets the limit",
+            )
+            return stop(replace(snapshot, problem=problem), After.RETRY, now)
+        case EngineState.STOPPING if snapshot.process is not None:
+            return replace(snapshot, deadline=None), (ev.Signal(snapshot.process, ev.Ladder.KILL),)
+        case EngineState.CRASHED:
+            return spawn(snapshot, ev.LoadCause.CRASH, now)
+        case EngineState.READY | EngineState.RECONFIGURING:
+            return replace(snapshot, deadline=None, crashes=0), ()
+        case _:
+            return replace(snapshot, deadline=None), ()
+
+
+def _while_starting(snapshot: Snapshot, event: StartingFact, now: float) -> Step:
+    starting = snapshot.state is EngineState.STARTING
+    match event:
+        case ev.Spawned() if snapshot.process is None:
+            known = replace(snapshot, process=event.process)
+            watch = ev.Watch(event.generation, event.process)
+            if starting:
+                return known, (watch,)
+            after, effects = terminate(known, now)
+            return after, (watch, *effects)
+        case ev.SpawnFailed() if snapshot.process is None:
+            return _gone(snapshot, event.problem, event.jitter, now)
+        case ev.Moved() if starting:
+            return replace(snapshot, deadline=now + snapshot.settings.ready_stall_s), ()
+        case ev.Healthy() if starting and snapshot.process is not None:
+            return _ready(replace(snapshot, facts=event.facts), snapshot.process, now)
+        case ev.HolderLost() if snapshot.process is not None:
+            process = snapshot.process.model_copy(update={"holder": None})
+            return replace(snapshot, process=process), ()
+    return snapshot, ()
+
+
+def _ready(snapshot: Snapshot, process: ev.EngineProcess, now: float) -> Step:
+    load_s = now - snapshot.load_began
+    adopted = snapshot.cause is ev.LoadCause.ADOPT
+    result = LifecycleResult(
+        outcome=LifecycleOutcome.STARTED,
+        pid=process.engine.pid,
+        load_s=None if adopted else load_s,
+    )
+    effects: list[ev.Effect] = [ev.Finish(name, result) for name in snapshot.waiting]
+    if not adopted:
+        effects.append(ev.RecordLoad(snapshot.generation, snapshot.cause, load_s, loaded=True))
+    ready = replace(
+        snapshot,
+        state=EngineState.READY,
+        waiting=(),
+        problem=None,
+        deadline=now + snapshot.settings.settle_s,
+    )
+    return ready, tuple(effects)
+
+
+def _while_running(snapshot: Snapshot, event: RunningFact, now: float) -> Step:
+    match event:
+        case ev.Exited() if snapshot.process is not None:
+            problem = Problem(
+                code=Code.ENGINE_EXITED,
+                message=f"the engine {event.record.summary} while it was {snapshot.state}",
+                hint="its last lines are in the details and in `llamactl logs`",
+                details={"last_lines": list(event.record.last_lines)},
+            )
+            return _gone(replace(snapshot, last_exit=event.record), problem, event.jitter, now)
+        case ev.Reconfigured():
+            return _reconfigured(snapshot, event)
+        case ev.ReconfigureFailed() if snapshot.state is EngineState.RECONFIGURING:
+            failed = tuple(ev.Fail(name, event.problem) for name in snapshot.waiting)
+            return replace(snapshot, state=EngineState.READY, waiting=()), failed
+    return snapshot, ()
+
+
+def _gone(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Step:
+    """There is no process any more; what follows depends on what it was doing and why."""
+    if snapshot.state is EngineState.STOPPING and snapshot.after is After.REST:
+        result = LifecycleResult(outcome=LifecycleOutcome.STOPPED)
+        effects: list[ev.Effect] = [ev.Finish(name, result) for name in snapshot.waiting]
+        return rest(snapshot), (*effects, *((ev.Exit(),) if snapshot.closing else ()))
+    if snapshot.state is EngineState.STOPPING and snapshot.after is After.START:
+        return spawn(replace(snapshot, process=None), ev.LoadCause.RESTART, now)
+    lost: tuple[ev.Effect, ...] = ()
+    if snapshot.state not in SERVING and snapshot.cause is not ev.LoadCause.ADOPT:
+        load_s = now - snapshot.load_began
+        lost = (ev.RecordLoad(snapshot.generation, snapshot.cause, load_s, loaded=False),)
+    if snapshot.state is EngineState.RECONFIGURING:
+        lost = tuple(ev.Fail(name, problem) for name in snapshot.waiting)
+        snapshot = replace(snapshot, waiting=())
+    if snapshot.state is EngineState.STOPPING:  # it was stopped for a reason that counts more
+        problem = snapshot.problem or problem
+    after, effects_after = died(snapshot, problem, jitter, now)
+    return after, (*lost, *effects_after)
+
+
+def _reconfigured(snapshot: Snapshot, event: ev.Reconfigured) -> Step:
+    receipt, change = event.receipt, event.change
+    effects: list[ev.Effect] = []
+    if receipt.outcome == "applied":
+        effects.append(ev.RecordAvoided(receipt, event.by))
+        facts = replace(
+            snapshot.facts,
+            geometry=receipt.geometry,
+            n_weight_loads=receipt.n_weight_loads or snapshot.facts.n_weight_loads,
+            last_reconfigure=receipt,
+        )
+        snapshot = replace(snapshot, facts=facts)
+    if receipt.outcome != "planned" and snapshot.desired is not None:
+        asked = live_spec(snapshot.desired.spec, snapshot.override)
+        unified = asked.kv_unified if change.kv_unified is None else change.kv_unified
+        override = Override(
+            n_ctx=change.n_ctx or asked.n_ctx,
+            n_seq=change.n_seq or asked.n_seq,
+            kv_unified=unified,
+            by=event.by,
+            at=event.at,
+        )
+        snapshot = replace(snapshot, override=override)
+    if snapshot.state is EngineState.RECONFIGURING:
+        effects += [ev.Finish(name, receipt) for name in snapshot.waiting]
+        snapshot = replace(snapshot, state=EngineState.READY, waiting=())
+    return snapshot, tuple(effects)

@@ -1,0 +1,67 @@
+"""What the daemon shows: its snapshot as the `Status` of the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor.models import DEFAULT_HOST, EngineState, EngineStatus, Status
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.models import DaemonStatus, Operation, Stranger
+    from llamactl_supervisor.snapshot import Snapshot
+
+EVERY_ADDRESS = "0.0.0.0"
+"""To be listened on; a client needs one that it can reach."""
+
+
+def status(
+    snapshot: Snapshot,
+    now: float,
+    paths: Paths,
+    *,
+    daemon: DaemonStatus,
+    operation: Operation | None,
+    strangers: tuple[Stranger, ...],
+    weight_loads: int,
+    loads_avoided: int,
+) -> Status:
+    """Return the status; `now` is on the monotonic clock."""
+    retry_in_s = None
+    if snapshot.state is EngineState.CRASHED and snapshot.deadline is not None:
+        retry_in_s = max(0.0, snapshot.deadline - now)
+    return Status(
+        state=snapshot.state,
+        intent=snapshot.intent,
+        generation=snapshot.generation,
+        crashes=snapshot.crashes,
+        retry_in_s=retry_in_s,
+        daemon=daemon,
+        desired=snapshot.desired,
+        override=snapshot.override,
+        engine=_engine(snapshot, paths),
+        operation=operation,
+        problem=snapshot.problem,
+        last_exit=snapshot.last_exit,
+        strangers=strangers,
+        weight_loads=weight_loads,
+        loads_avoided=loads_avoided,
+    )
+
+
+def _engine(snapshot: Snapshot, paths: Paths) -> EngineStatus | None:
+    process, desired = snapshot.process, snapshot.desired
+    if process is None or desired is None:
+        return None
+    host = DEFAULT_HOST if desired.spec.host == EVERY_ADDRESS else desired.spec.host
+    return EngineStatus(
+        pid=process.engine.pid,
+        holder_pid=None if process.holder is None else process.holder.pid,
+        instance_id=process.instance_id,
+        url=f"http://{host}:{desired.spec.port}",
+        socket=str(paths.engine_dir(process.instance_id) / "engine.sock"),
+        adopted=process.adopted,
+        geometry=snapshot.facts.geometry,
+        n_weight_loads=snapshot.facts.n_weight_loads,
+        last_reconfigure=snapshot.facts.last_reconfigure,
+    )

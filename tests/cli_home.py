@@ -1,0 +1,116 @@
+"""A home of its own for the command under test: directories, a free port, a fake engine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from llamactl_cli import remains
+from llamactl_cli.main import main
+from llamactl_supervisor.config import Paths
+from llamactl_supervisor.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMAND = (sys.executable, "-m", "llamactl_cli")
+FAKE_ENGINE = Path(__file__).parent / "fakes" / "fake_engine.py"
+GGUF_HEAD = b"GGUF\x03\x00\x00\x00" + bytes(16)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended, and what it wrote where."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> Any:
+        """The JSON on stdout; nothing else may be there, and nothing on stderr."""
+        assert self.err == ""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        """The JSON error on stderr; nothing may be on stdout."""
+        assert self.out == ""
+        problem = json.loads(self.err)
+        assert list(problem) == ["error"]
+        assert list(problem["error"]) == ["code", "message", "hint", "details"]
+        return problem["error"]
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """The table on stdout by its first column."""
+        pairs = (line.split("  ", 1) for line in self.out.splitlines())
+        return {pair[0]: pair[-1].strip() for pair in pairs if pair[0]}
+
+
+class Home:
+    """Runs commands against directories of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths = Paths(root / "cache", root / "state", root / "run")
+        self.model = root / "model.gguf"
+        self.model.write_bytes(GGUF_HEAD)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+
+    def run(self, *words: str) -> Ran:
+        """Run `llamactl words` in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words)
+        assert "Traceback" not in err.getvalue()
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    def await_daemon(self) -> None:
+        """Return once a daemon answers."""
+        while self.run("status").code == ExitCode.UNREACHABLE:
+            pass
+
+    def up_words(self, *fake: str, engine: Path = FAKE_ENGINE) -> tuple[str, ...]:
+        """The words of `up` with the fake engine; `fake` is how it misbehaves."""
+        words = ("up", "--engine", str(engine), "--model", str(self.model))
+        return (*words, "--port", str(self.port), *(("--", *fake) if fake else ()))
+
+    def up(self, *fake: str) -> Any:
+        """Bring the fake engine up; return the JSON result."""
+        before, after = self.up_words(*fake)[:7], self.up_words(*fake)[7:]
+        return self.run(*before, "--json", *after).result
+
+
+@contextlib.contextmanager
+def fresh_home() -> Iterator[Home]:
+    """Yield a home; nothing that was started in it outlives it."""
+    # Not pytest's tmp_path: the path of a socket below it may have 107 bytes only.
+    root = Path(tempfile.mkdtemp(prefix="llamactl-"))
+    home = Home(root)
+    chosen = {
+        "LLAMACTL_CACHE_DIR": str(home.paths.cache),
+        "LLAMACTL_STATE_DIR": str(home.paths.state),
+        "LLAMACTL_RUNTIME_DIR": str(home.paths.runtime),
+        "LLAMACTL_STOP_TERM_S": "1",
+    }
+    with mock.patch.dict(os.environ, chosen):
+        try:
+            yield home
+        finally:
+            ended = home.run("down", "--timeout", "30")
+            assert ended.code == 0, ended
+            assert remains.engine_pids(home.paths) == []
+            shutil.rmtree(root)

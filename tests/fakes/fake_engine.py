@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+"""A llama-server of the standard library that obeys our flags and misbehaves on request.
+
+Misbehaviour is asked for with extra arguments, so that a test's request says what it is about:
+
+    --fake-load-s S          answer 503 "Loading model" for S seconds, writing a dot now and then
+    --fake-never-ready       answer 503 for ever, and write nothing
+    --fake-load-exit RC      exit with RC before the first answer, after words on stderr
+    --fake-ignore-term       do not end on TERM
+    --fake-flood BYTES       write that many bytes to stdout before becoming ready
+    --fake-garbage           answer /props with something that is no JSON
+    --fake-instance ID       claim to be another instance
+    --fake-refuse REASON...  refuse that many reconfigures, each with its reason
+    --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socketserver
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+REFUSAL_STATUS = {"invalid_geometry": 400, "page_out_failed": 500, "context_build_failed": 503}
+
+
+def parse() -> argparse.Namespace:
+    """Know exactly the options that the supervisor passes, and our own."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ("--model", "--host", "--instance-id", "--slot-save-path", "--api-key-file"):
+        parser.add_argument(name)
+    for name in ("--port", "--ctx-size", "--parallel"):
+        parser.add_argument(name, type=int, required=True)
+    for name in ("--admin-private", "--metrics", "--kv-unified", "--no-kv-unified"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--fake-load-s", type=float, default=0.0)
+    parser.add_argument("--fake-load-exit", type=int)
+    parser.add_argument("--fake-flood", type=int, default=0)
+    for name in ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--fake-refuse", nargs="+", default=[])
+    for name in ("--fake-instance", "--fake-reconfigure"):
+        parser.add_argument(name)
+    return parser.parse_args()
+
+
+class Engine:
+    """What a llama-server knows about itself."""
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self.flags = flags
+        self.ready_at = time.monotonic() + flags.fake_load_s
+        self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
+        self.last_reconfigure: dict[str, Any] | None = None
+
+    @property
+    def loading(self) -> bool:
+        """Whether the model is still being loaded."""
+        return bool(self.flags.fake_never_ready) or time.monotonic() < self.ready_at
+
+    @staticmethod
+    def _geometry(n_ctx: int, n_seq: int, unified: bool) -> dict[str, Any]:
+        per_seq = -(-(n_ctx // n_seq) // 256) * 256
+        return {
+            "n_ctx": per_seq * n_seq,
+            "n_seq": n_seq,
+            "n_ctx_seq": per_seq,
+            "n_ctx_slot": min(per_seq, 8192),
+            "kv_unified": unified,
+            "cache_type_k": "f16",
+            "cache_type_v": "f16",
+        }
+
+    def props(self) -> dict[str, Any]:
+        """Answer GET /props."""
+        return {
+            "total_slots": self.geometry["n_seq"],
+            "context_geometry": self.geometry,
+            "n_weight_loads": 1,
+            "instance_id": self.flags.fake_instance or self.flags.instance_id,
+            "last_reconfigure": self.last_reconfigure,
+        }
+
+    def reconfigure(self, change: dict[str, Any]) -> dict[str, Any]:
+        """Answer POST /reconfigure."""
+        before = self.geometry
+        wanted = self._geometry(
+            change.get("n_ctx", before["n_ctx"]),
+            change.get("n_seq", before["n_seq"]),
+            change.get("kv_unified", before["kv_unified"]),
+        )
+        outcome = "planned" if change.get("dry_run") else "applied"
+        if outcome == "applied":
+            outcome = "unchanged" if wanted == before else "applied"
+            self.geometry = wanted
+        receipt = {
+            "outcome": outcome,
+            "previous": before,
+            "geometry": wanted,
+            "pause_ms": 79.5,
+            "phases_ms": {"page_out": 36.1, "page_in": 41.7, "swap": 1.7},
+            "outside_pause_ms": {"build": 4.1},
+            "tokens_held": 10106,
+            "bytes_held": 230521516,
+            "slots": [{"slot": 0, "tokens": 5053, "fate": "resident"}],
+            "parked": [],
+            "n_weight_loads": 1,
+            "something_newer": {"kept": True},
+        }
+        if outcome == "applied":
+            self.last_reconfigure = receipt
+        return receipt
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    engine: Engine
+
+    def log_message(self, *_: object) -> None:
+        """Be silent."""
+
+    def address_string(self) -> str:
+        """Have none: the peer of a unix socket has no address."""
+        return "unix"
+
+    def answer(self, status: int, body: object) -> None:
+        """Send `body` as JSON, or as it is if it is bytes."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        """Answer /health and /props."""
+        if self.engine.loading:
+            self.answer(503, {"error": {"code": 503, "message": "Loading model"}})
+        elif self.path == "/props":
+            props = b"<html>" if self.engine.flags.fake_garbage else self.engine.props()
+            self.answer(200, props)
+        else:
+            self.answer(200, {"status": "ok"})
+
+    def do_POST(self) -> None:
+        """Answer /reconfigure."""
+        change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
+        if reasons:
+            reason = reasons.pop(0)
+            status = REFUSAL_STATUS.get(reason, 409)
+            error = {"code": status, "type": "reconfigure_refused", "reason": reason}
+            error |= {"message": f"refused: {reason}", "details": {"bytes_needed": 2**40}}
+            self.answer(status, {"error": error})
+        elif how == "garbage":
+            self.answer(200, b'{"outcome": 7')
+        elif how == "die":
+            os._exit(9)
+        else:
+            receipt = self.engine.reconfigure(change)
+            if how == "silent":
+                self.close_connection = True
+            else:
+                self.answer(200, receipt)
+
+
+class Tcp(socketserver.ThreadingMixIn, HTTPServer):
+    """The public port."""
+
+    daemon_threads = True
+
+
+class Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """The private socket."""
+
+    daemon_threads = True
+
+
+def main() -> None:
+    """Serve until TERM."""
+    flags = parse()
+    print("fake engine on", flags.host, file=sys.stderr, flush=True)  # noqa: T201
+    if flags.fake_load_exit is not None:
+        print("error: this model cannot be loaded", file=sys.stderr, flush=True)  # noqa: T201
+        sys.exit(flags.fake_load_exit)
+    term = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: None if flags.fake_ignore_term else term.set())
+    chunk = b"flooding " * 7 + b"\n"
+    for _ in range(flags.fake_flood // len(chunk)):
+        os.write(1, chunk)
+    Handler.engine = Engine(flags)
+    host, path = flags.host.split(",")
+    Path(path).unlink(missing_ok=True)
+    for server in (Tcp((host, flags.port), Handler), Unix(path, Handler)):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    while not term.wait(0.05):
+        if flags.fake_load_s and Handler.engine.loading:
+            os.write(2, b".")
+    print("fake engine ends", file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

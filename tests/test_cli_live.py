@@ -1,0 +1,224 @@
+"""Commands about an engine that runs: the fake engine under a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_home import COMMAND, Home, fresh_home
+from llamactl_cli.commands import version as version_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with fresh_home() as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Home]:
+    """A home with an engine that nothing is done to; it has written more than a pipe holds."""
+    with fresh_home() as home:
+        home.up("--fake-flood", "1000000")
+        yield home
+
+
+def test_a_reconfigure_prints_the_receipt_as_a_person_reads_it(home: Home) -> None:
+    home.up()
+    ran = home.run("reconfigure", "--n-ctx", "131072", "--n-seq", "4")
+    assert ran.code == 0
+    rows = ran.rows
+    assert next(iter(rows)) == "applied"
+    assert rows["before"] == "16384 tokens: 2 slots of 8192"
+    assert rows["after"] == "131072 tokens: 4 slots of 32768"
+    assert rows["usable"] == "8192 of the 32768 in a slot (training context or a cap)"
+    assert rows["pause"] == "79.5 ms (page in 41.7, page out 36.1, swap 1.7)"
+    assert rows["beside it"] == "4.1 ms (build 4.1)"
+    assert rows["held"] == "10106 tokens, 219.8 MiB"
+    assert rows["slot 0"] == "5053 tokens, resident"
+    assert rows["weights"] == "loaded once by this engine"
+
+
+def test_the_json_receipt_is_the_engines_own(home: Home) -> None:
+    home.up()
+    receipt = home.run("reconfigure", "-c", "32k", "--json").result
+    assert receipt["outcome"] == "applied"
+    assert receipt["geometry"]["n_ctx"] == 32768
+    assert receipt["something_newer"] == {"kept": True}
+    unchanged = home.run("reconfigure", "-c", "32k").rows
+    assert list(unchanged) == ["unchanged", "before", "after", "usable", "weights"]
+
+
+def test_a_dry_run_touches_nothing(home: Home) -> None:
+    home.up()
+    ran = home.run("reconfigure", "-c", "64k", "--dry-run")
+    assert ran.code == 0
+    assert ran.rows["planned"] == "a dry run; nothing was touched"
+    assert ran.rows["would be"] == "65536 tokens: 2 slots of 32768"
+    assert "pause" not in ran.rows
+    status = home.run("status", "--json").result
+    assert status["engine"]["geometry"]["n_ctx"] == 16384
+    assert status["drift"] == {}
+
+
+def test_a_size_per_slot_is_over_the_slots_that_are_asked_for_or_there(home: Home) -> None:
+    home.up()
+    change = ("reconfigure", "--per-slot", "4k", "--json")
+    assert home.run(*change).result["geometry"]["n_ctx"] == 8192
+    assert home.run(*change, "-np", "3").result["geometry"]["n_ctx"] == 12288
+    assert home.run(*change).result["geometry"]["n_seq"] == 3
+    assert home.run("reconfigure", "--kv-unified", "--json").result["geometry"]["kv_unified"]
+
+
+def test_a_refusal_by_the_engine_is_exit_5_with_the_engines_reason(home: Home) -> None:
+    home.up("--fake-refuse", "insufficient_memory")
+    ran = home.run("reconfigure", "-c", "1024k", "--json")
+    assert ran.code == 5
+    assert ran.error["code"] == "insufficient_memory"
+    assert ran.error["details"]["bytes_needed"] == 2**40
+    assert home.run("status").code == 0
+
+
+def test_a_stopped_engine_is_exit_3_and_starts_again_as_it_was(home: Home) -> None:
+    first = home.up()["pid"]
+    home.run("reconfigure", "-c", "32k", "-np", "4")
+    assert home.run("stop").out == "engine stopped\n"
+    assert home.run("stop", "--json").result["outcome"] == "already_stopped"
+    for words in (("-c", "64k"), ("--per-slot", "8k")):
+        ran = home.run("reconfigure", *words, "--json")
+        assert ran.code == 3
+        assert ran.error["code"] == "engine_stopped"
+    status = home.run("status")
+    assert (status.code, status.rows["engine"]) == (3, "stopped")
+    assert home.run("wait").out.startswith("engine stopped")
+
+    started = home.run("start", "--json").result
+    assert started["outcome"] == "started"
+    assert started["pid"] != first
+    geometry = home.run("status", "--json").result["engine"]["geometry"]
+    assert (geometry["n_ctx"], geometry["n_seq"]) == (32768, 4)
+    restarted = home.run("restart")
+    assert (restarted.code, restarted.out.split(",")[0]) == (0, "engine started")
+    assert f"pid {started['pid']}," not in restarted.out
+
+
+def test_a_start_before_any_up_says_that_there_is_none(home: Home) -> None:
+    home.up()
+    home.run("down")
+    home.paths.state_file.unlink()
+    with subprocess.Popen([*COMMAND, "serve"], stderr=subprocess.DEVNULL):
+        home.await_daemon()
+        ran = home.run("start", "--json")
+        assert (ran.code, ran.error["code"]) == (3, "no_spec")
+        home.run("down")
+
+
+def test_status_tells_the_geometry_the_loads_and_the_drift(home: Home) -> None:
+    pid = home.up()["pid"]
+    calm = home.run("status")
+    assert calm.code == 0
+    assert calm.rows["engine"].startswith(f"ready, pid {pid}, up ")
+    assert calm.rows["url"] == f"http://127.0.0.1:{home.port}"
+    assert calm.rows["weights"] == "loaded once by this engine"
+    assert calm.rows["ledger"] == "1 weight load, 0 avoided by reconfiguring"
+    assert not {"drift", "last pause", "problem", "last exit", "usable"} & set(calm.rows)
+
+    home.run("reconfigure", "-c", "128k", "-np", "4")
+    changed = home.run("status")
+    assert changed.rows["context"] == "131072 tokens: 4 slots of 32768"
+    assert changed.rows["usable"].startswith("8192 of the 32768")
+    assert changed.rows["weights"] == "loaded once by this engine"
+    assert changed.rows["ledger"] == "1 weight load, 1 avoided by reconfiguring"
+    assert changed.rows["last pause"].startswith("79.5 ms (16384 tokens")
+    assert changed.rows["drift"].startswith(
+        "n_ctx is 131072, `up` asked for 16384; n_seq is 4, `up` asked for 2 (set live "
+    )
+    status = home.run("status", "--json").result
+    assert status["drift"]["n_seq"] == {"asked": 2, "live": 4}
+    assert status["uptime_s"] >= 0
+    assert status["engine"]["last_reconfigure"]["pause_ms"] == 79.5
+    assert home.up()["outcome"] == "already_up"
+
+
+def test_logs_print_the_last_lines(running: Home) -> None:
+    ran = running.run("logs", "-n", "3")
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 3
+    lines = [json.loads(line) for line in running.run("logs", "--json").out.splitlines()]
+    assert all(line.keys() == {"at", "stream", "text"} for line in lines)
+    assert {line["stream"] for line in lines} <= {"stdout", "stderr"}
+    assert "flooding " * 7 in [line["text"] for line in lines]
+    assert running.run("logs", "-n", "0").out == ""
+    whole = running.run("logs").out
+    assert len(whole.splitlines()) == 200
+
+
+@pytest.mark.usefixtures("running")
+def test_followed_logs_end_quietly_when_their_reader_does() -> None:
+    words = " ".join((*COMMAND, "logs", "-f", "-n", "100000"))
+    done = subprocess.run(
+        f"{words} | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    first, code = done.stdout.splitlines()
+    assert first
+    assert (code, done.stderr) == ("0", "")
+
+
+@pytest.mark.usefixtures("running")
+def test_an_interrupted_follow_is_130() -> None:
+    words = [*COMMAND, "logs", "-f"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline()
+        following.send_signal(2)
+        _, err = following.communicate(timeout=20)
+    assert (following.returncode, err) == (130, b"llamactl: interrupted\n")
+
+
+@pytest.mark.usefixtures("running")
+def test_a_result_that_nobody_reads_is_no_error() -> None:
+    words = [*COMMAND, "status"]
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    done = subprocess.run(words, stdout=write_fd, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write_fd)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_env_is_for_a_shell(running: Home) -> None:
+    words = " ".join((*COMMAND, "env"))
+    shell = f'eval "$({words})"; echo "$OPENAI_BASE_URL $LLAMACTL_CONTROL_SOCKET"'
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=True)
+    said = f"http://127.0.0.1:{running.port}/v1 {running.paths.control_socket}\n"
+    assert (done.stdout, done.stderr) == (said, "")
+    env = running.run("env", "--json").result
+    assert env["engine_socket"] == running.run("status", "--json").result["engine"]["socket"]
+
+
+def test_version_says_when_command_and_daemon_differ(
+    running: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = running.root / "llama-server"
+    engine.write_text('#!/bin/sh\necho "version: 11312 (0c1e570)" >&2\n')
+    same = running.run("version")
+    assert (same.code, same.err) == (0, "")
+    assert same.rows["llamactl"] == same.rows["daemon"]
+    monkeypatch.setattr(version_command, "_own", lambda: "9.9")
+    other = running.run("version")
+    assert other.code == 0
+    assert f"the daemon is version {same.rows['daemon']}, this command 9.9" in other.err
+    engine.chmod(0o700)
+    assert version_command._engine_version(str(engine)) == "11312 (0c1e570)"
+    assert version_command._engine_version(str(running.model)) is None

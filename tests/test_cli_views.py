@@ -1,0 +1,164 @@
+"""What a person reads: numbers, tables, and the states that a test cannot wait for."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llamactl_cli import text
+from llamactl_cli.commands.logs import LogLine
+from llamactl_cli.commands.status import StatusView
+from llamactl_cli.session import ends_at_logout
+from llamactl_cli.views import LifecycleView, ReceiptView
+from llamactl_supervisor.config import Paths
+from llamactl_supervisor.models import Geometry, LifecycleResult, Receipt, Status
+
+NOON = datetime(2026, 10, 2, 12, 0, tzinfo=UTC).isoformat()
+SMALL = {"n_ctx": 8192, "n_seq": 2, "n_ctx_seq": 4096, "n_ctx_slot": 4096, "kv_unified": False}
+BIG = {"n_ctx": 32768, "n_seq": 2, "n_ctx_seq": 16384, "n_ctx_slot": 16384, "kv_unified": False}
+
+
+def rows_of(table: str) -> dict[str, str]:
+    return {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in table.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("value_s", "said"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (10.4, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (260, "4 min 20 s"),
+        (3600, "1 h 0 min"),
+        (172800, "2 d 0 h"),
+    ],
+)
+def test_time_spans(value_s: float, said: str) -> None:
+    assert text.seconds(value_s) == said
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "said"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (230521516, "219.8 MiB"),
+        (2**40, "1024.0 GiB"),
+    ],
+)
+def test_sizes(n_bytes: int, said: str) -> None:
+    assert text.size(n_bytes) == said
+
+
+@pytest.mark.parametrize(
+    ("change", "shape", "usable"),
+    [
+        ({}, "8192 tokens: 2 slots of 4096", None),
+        ({"n_seq": 1}, "8192 tokens: 1 slot of 4096", None),
+        ({"n_ctx_slot": 1024}, "8192 tokens: 2 slots of 4096", "1024 of the 4096"),
+        ({"kv_unified": True, "n_ctx_slot": 8192}, "8192 tokens shared by 2 slots", None),
+        ({"kv_unified": True}, "8192 tokens shared by 2 slots", "4096 of the 8192"),
+        ({"n_ctx_seq": None, "n_ctx_slot": None}, "8192 tokens: 2 slots of 4096", None),
+    ],
+)
+def test_geometries(change: dict[str, Any], shape: str, usable: str | None) -> None:
+    geometry = Geometry.model_validate(SMALL | change)
+    assert text.geometry(geometry) == shape
+    said = text.usable(geometry)
+    assert (said is None) if usable is None else (said or "").startswith(usable)
+
+
+def test_a_plan_names_what_would_be_parked() -> None:
+    parked = {"slot": 1, "tokens_held": 6000, "tokens_fit": 4096, "reason": "window"}
+    receipt = Receipt.model_validate(
+        {"outcome": "planned", "previous": BIG, "geometry": SMALL, "parked": [parked]}
+        | {"bytes_needed": {"CPU": 2**30}}
+    )
+    rows = rows_of(ReceiptView(receipt).text())
+    assert rows["needs"] == "1.0 GiB on CPU"
+    assert rows["slot 1"] == "would be parked whole (window): holds 6000 tokens, 4096 fit"
+    assert {"pause", "weights", "beside it"} & set(rows) == set()
+
+
+def test_phases_are_sorted_and_those_of_no_length_left_out() -> None:
+    phases = {"swap": 0.04, "page_out": 0.2, "page_in": 1.0}
+    assert text.phases(phases) == "page in 1.0, page out 0.2"
+    assert text.phases({}) == ""
+
+
+def test_a_lifecycle_result_is_one_line() -> None:
+    result = LifecycleResult.model_validate({"outcome": "started", "pid": 7, "load_s": 0.55})
+    assert LifecycleView(result).text() == "engine started, pid 7, loaded in 0.6 s"
+
+
+def test_a_log_line_of_any_shape_has_three_parts() -> None:
+    parts = LogLine("2026-10-02T12:00:00.000Z stderr a  b ").data()
+    assert parts == {"at": "2026-10-02T12:00:00.000Z", "stream": "stderr", "text": "a  b "}
+    assert LogLine("").data() == {"at": "", "stream": "", "text": ""}
+
+
+def test_a_socket_that_goes_at_logout_is_known(tmp_path: Path) -> None:
+    def paths(runtime: str) -> Paths:
+        return Paths(tmp_path, tmp_path, Path(runtime))
+
+    user = pwd.getpwuid(os.getuid()).pw_name
+    session = f"/run/user/{os.getuid()}/llamactl"
+    assert ends_at_logout(paths(session), tmp_path) == user
+    assert ends_at_logout(paths("/srv/llamactl"), tmp_path) is None
+    (tmp_path / user).touch()
+    assert ends_at_logout(paths(session), tmp_path) is None
+
+
+def status_of(**change: Any) -> Status:
+    daemon = {"pid": 9, "version": "0.1.0", "started_at": NOON}
+    nothing = {
+        "state": "stopped", "intent": "down", "generation": 0, "crashes": 0, "retry_in_s": None,
+        "daemon": daemon | {"control_socket": "/r/control.sock", "log_dir": "/s/logs"},
+        "desired": None, "override": None, "engine": None, "operation": None, "problem": None,
+        "last_exit": None, "strangers": [], "weight_loads": 0, "loads_avoided": 0,
+    }  # fmt: skip
+    return Status.model_validate(nothing | change)
+
+
+def test_a_daemon_without_an_engine_has_a_short_status() -> None:
+    view = StatusView(status_of(), None)
+    assert rows_of(view.text()) == {
+        "engine": "stopped",
+        "ledger": "0 weight loads, 0 avoided by reconfiguring",
+        "daemon": "pid 9, version 0.1.0",
+    }
+    assert view.data()["drift"] == {}
+    assert view.data()["uptime_s"] is None
+
+
+def test_a_crash_shows_the_reason_the_retry_and_the_last_exit() -> None:
+    status = status_of(
+        state="crashed",
+        crashes=2,
+        retry_in_s=3.25,
+        problem={"code": "engine_exited", "message": "the engine died"},
+        last_exit={"summary": "was ended by signal 9 (SIGKILL)", "at": NOON, "signal": 9},
+    )
+    rows = rows_of(StatusView(status, None).text())
+    assert rows["engine"] == "crashed, retry in 3.2 s, crashed 2 times"
+    assert rows["problem"] == "the engine died"
+    assert rows["last exit"].startswith("was ended by signal 9 (SIGKILL), 2026-10-02 ")
+
+
+def test_an_operation_and_a_stranger_are_shown() -> None:
+    operation = {
+        "id": "1", "kind": "reconfigure", "state": "running", "progress": "the engine is busy",
+        "requested_by": "uid 0", "requested_at": NOON,
+    }  # fmt: skip
+    stranger = {"pid": 77, "instance_id": "x"}
+    status = status_of(state="reconfiguring", operation=operation, strangers=[stranger])
+    rows = rows_of(StatusView(status, None).text())
+    assert rows["doing"] == "reconfigure the engine is busy"
+    assert rows["stranger"].startswith("pid 77: cannot be proven ours")

@@ -1,0 +1,187 @@
+"""The API's edge: one shape of error whatever is wrong, and nothing a handler decides itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import httpx
+import pytest
+from llamactl_supervisor import control, view
+from llamactl_supervisor.config import Paths, Settings
+from llamactl_supervisor.errors import error
+from llamactl_supervisor.models import DaemonStatus, EngineState, Problem, Status
+from llamactl_supervisor.operations import Operations
+from llamactl_supervisor.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from llamactl_supervisor.events import Command
+    from llamactl_supervisor.models import Operation, OperationKind
+
+ENGINE = {"model": "/m.gguf", "n_ctx": 16384, "n_seq": 2, "port": 8080}
+UP = {"spec": ENGINE, "engine_path": "/e"}
+
+
+class FakeDaemon:
+    """Takes every command and does nothing about it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.paths = Paths(tmp_path, tmp_path, tmp_path)
+        self.operations = Operations()
+        self.commands: list[Command] = []
+        self.state = EngineState.STOPPED
+        self.refusal: Exception | None = None
+
+    async def submit(
+        self, kind: OperationKind, by: str, command: Callable[[str], Command]
+    ) -> Operation:
+        if self.refusal is not None:
+            raise self.refusal
+        operation = self.operations.create(kind, by)
+        self.commands.append(command(operation.id))
+        return operation
+
+    async def wait(self, operation: str, wait_s: float) -> Operation:
+        return await self.operations.wait(operation, wait_s)
+
+    def status(self) -> Status:
+        daemon = DaemonStatus.parse(
+            {"pid": 1, "version": "1", "started_at": 0, "control_socket": "/c", "log_dir": "/l"}
+        )
+        snapshot = Snapshot(seed=UUID(int=0), settings=Settings(), state=self.state)
+        return view.status(
+            snapshot,
+            0.0,
+            self.paths,
+            daemon=daemon,
+            operation=None,
+            strangers=(),
+            weight_loads=0,
+            loads_avoided=0,
+        )
+
+    def metrics(self) -> bytes:
+        return b"llamactl_weight_loads_total 1.0\n"
+
+    async def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+        yield f"{count} {follow}\n".encode()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> FakeDaemon:
+    return FakeDaemon(tmp_path)
+
+
+def call(daemon: FakeDaemon, method: str, path: str, **request: Any) -> httpx.Response:
+    async def scenario() -> httpx.Response:
+        app = control.create_app(daemon, "1.2.3")
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://llamactl") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(scenario())
+
+
+def test_every_mutation_is_an_operation(daemon: FakeDaemon) -> None:
+    bodies: dict[str, Any] = {"up": UP, "reconfigure": {"n_ctx": 131072}}
+    for kind in ("up", "start", "stop", "restart", "down", "reconfigure"):
+        answer = call(daemon, "POST", f"/v1/{kind}", json=bodies.get(kind))
+        assert answer.status_code == 202
+        assert (answer.json()["kind"], answer.json()["state"]) == (kind, "running")
+    names = [type(command).__name__.lower() for command in daemon.commands]
+    assert names == ["up", "start", "stop", "restart", "down", "reconfigure"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "field"),
+    [
+        ("/v1/reconfigure", {"n_ctx": 0}, "invalid_geometry", "n_ctx"),
+        ("/v1/reconfigure", {"n_ctx": 10**12}, "invalid_geometry", "n_ctx"),
+        ("/v1/reconfigure", {"n_ctx": "big"}, "invalid_request", "n_ctx"),
+        ("/v1/reconfigure", {"n_seq": 257}, "invalid_geometry", "n_seq"),
+        ("/v1/reconfigure", {"n_cxt": 1}, "invalid_request", "n_cxt"),
+        ("/v1/reconfigure", [], "invalid_request", "body"),
+        ("/v1/up", {}, "invalid_request", "spec"),
+        ("/v1/up", UP | {"spec": ENGINE | {"n_seq": 0}}, "invalid_geometry", "spec.n_seq"),
+        ("/v1/up", UP | {"engine_path": "e"}, "invalid_request", "engine_path"),
+        (
+            "/v1/up",
+            UP | {"spec": ENGINE | {"extra_args": ["--host", "0.0.0.0"]}},
+            "owned_argument",
+            "spec.extra_args",
+        ),
+    ],
+)
+def test_a_bad_body_is_named(
+    daemon: FakeDaemon, path: str, body: object, code: str, field: str
+) -> None:
+    answer = call(daemon, "POST", path, json=body)
+    assert answer.status_code == 400
+    found = Problem.model_validate_json(answer.content)
+    assert (found.code, found.details["fields"][0]["field"]) == (code, field)
+    assert daemon.commands == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("GET", "/v1/operations/none", 404, "not_found"),
+        ("GET", "/v1/operations/none?wait_s=soon", 400, "invalid_request"),
+        ("GET", "/v1/operations/none?wait_s=3600", 400, "invalid_request"),
+        ("GET", "/v1/logs?lines=-1", 400, "invalid_request"),
+        ("DELETE", "/v1/up", 405, "invalid_request"),
+        ("POST", "/v1/up", 400, "invalid_request"),
+    ],
+)
+def test_every_error_has_the_one_shape(
+    daemon: FakeDaemon, method: str, path: str, status: int, code: str
+) -> None:
+    answer = call(daemon, method, path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert Problem.model_validate_json(answer.content).code == code
+
+
+def test_a_body_that_is_no_json_is_named(daemon: FakeDaemon) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = call(daemon, "POST", "/v1/reconfigure", content=b"{n_ctx", headers=headers)
+    assert answer.status_code == 400
+    assert Problem.model_validate_json(answer.content).code == "invalid_request"
+
+
+def test_a_refusal_and_a_bug_have_it_too(daemon: FakeDaemon) -> None:
+    daemon.refusal = error("conflict", "another engine is up", hint="down", details={"port": 1})
+    answer = call(daemon, "POST", "/v1/stop")
+    assert answer.status_code == 409
+    assert answer.json() == {
+        "code": "conflict",
+        "message": "another engine is up",
+        "hint": "down",
+        "details": {"port": 1},
+    }
+    daemon.refusal = ZeroDivisionError("hunter2")
+    answer = call(daemon, "POST", "/v1/stop")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "hunter2" not in answer.text
+
+
+def test_probes(daemon: FakeDaemon) -> None:
+    for state in EngineState:
+        daemon.state = state
+        assert call(daemon, "GET", "/livez").status_code == 200
+        ready = state in {EngineState.READY, EngineState.RECONFIGURING}
+        assert call(daemon, "GET", "/readyz").status_code == (200 if ready else 503)
+    assert "llamactl_weight_loads_total" in call(daemon, "GET", "/metrics").text
+    assert call(daemon, "GET", "/v1/logs?lines=7&follow=true").text == "7 True\n"
+
+
+def test_the_description_knows_only_our_errors(daemon: FakeDaemon) -> None:
+    document = call(daemon, "GET", "/openapi.json").json()
+    assert document["info"]["version"] == "1.2.3"
+    assert "/v1/reconfigure" in document["paths"]
+    assert "HTTPValidationError" not in document["components"]["schemas"]

@@ -1,0 +1,419 @@
+"""Real daemons with real holders over a fake engine: what the supervisor promises, end to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from llamactl_supervisor import ledger
+from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.models import (
+    EngineState,
+    Intent,
+    LifecycleOutcome,
+    LifecycleResult,
+    OperationState,
+    Receipt,
+)
+from sandbox import FAKE_ENGINE, WITHIN_S, Sandbox, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def box() -> Iterator[Sandbox]:
+    sandbox = Sandbox(stop_term_s=2, crashes_max=2)
+    yield sandbox
+    sandbox.close()
+
+
+def refused(box: Sandbox, *fake: str) -> LlamactlError:
+    """Ask for an engine and return why it did not come up."""
+    with pytest.raises(LlamactlError) as caught:
+        box.up(*fake)
+    return caught.value
+
+
+def test_up_ready_reconfigure_down_leaves_nothing(box: Sandbox) -> None:
+    daemon = box.start()
+    pid = box.up()
+    assert psutil.Process(pid).parent() != psutil.Process(daemon.pid), "the holder is its parent"
+    assert os.getsid(pid) == pid
+    operation = box.client.reconfigure(n_ctx=131072, n_seq=4)
+    receipt = box.client.wait_operation(operation, timeout_s=WITHIN_S).result
+    assert isinstance(receipt, Receipt)
+    assert (receipt.geometry.n_ctx, receipt.geometry.n_seq) == (131072, 4)
+    assert receipt.model_dump()["something_newer"] == {"kept": True}
+    status = box.client.status()
+    assert status.engine is not None
+    assert (status.engine.pid, status.engine.geometry) == (pid, receipt.geometry)
+    assert (status.weight_loads, status.loads_avoided) == (1, 1)
+    assert box.client.wait_down(timeout_s=WITHIN_S).state is OperationState.SUCCEEDED
+    assert daemon.wait(WITHIN_S) == 0
+    assert box.leftovers() == []
+    assert ledger.totals(box.paths.ledger_file) == ledger.Totals(weight_loads=1, loads_avoided=1)
+
+
+def test_everything_is_private(box: Sandbox) -> None:
+    box.start()
+    box.up()
+    for path in (*box.paths.runtime.rglob("*"), *box.paths.state.rglob("*"), box.paths.runtime):
+        if path.name != "engine.sock":  # the engine's own umask; its directory is 0700
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_second_up_is_already_up_or_a_conflict(box: Sandbox) -> None:
+    box.start()
+    pid = box.up()
+    again = box.client.wait_operation(box.client.up(box.request()), timeout_s=WITHIN_S).result
+    assert isinstance(again, LifecycleResult)
+    assert (again.outcome, again.pid) == (LifecycleOutcome.ALREADY_UP, pid)
+    with pytest.raises(LlamactlError) as caught:
+        box.client.up(box.request(n_ctx=8192))
+    assert (caught.value.code, caught.value.exit_code) == ("conflict", 5)
+
+
+def test_a_second_daemon_is_refused_and_names_the_first(box: Sandbox) -> None:
+    first = box.start()
+    assert box.spawn().wait(WITHIN_S) == 5
+    assert f"daemon_running: a daemon (pid {first.pid})" in box.daemon_log()
+    assert box.answers()
+
+
+def test_a_stopped_engine_cannot_be_reconfigured(box: Sandbox) -> None:
+    box.start()
+    with pytest.raises(LlamactlError) as caught:
+        box.client.reconfigure(n_ctx=8192)
+    assert (caught.value.code, caught.value.exit_code) == ("engine_stopped", 3)
+    with pytest.raises(LlamactlError) as caught:
+        box.client.start()
+    assert (caught.value.code, caught.value.exit_code) == ("no_spec", 3)
+
+
+def test_stop_start_restart_keep_the_live_geometry(box: Sandbox) -> None:
+    box.start()
+    first = box.up()
+    operation = box.client.reconfigure(n_ctx=131072, n_seq=4)
+    box.client.wait_operation(operation, timeout_s=WITHIN_S)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    assert (box.client.status().state, box.client.status().intent) == ("stopped", Intent.DOWN)
+    for command in (box.client.start, box.client.restart):
+        box.client.wait_operation(command(), timeout_s=WITHIN_S)
+        status = box.client.status()
+        assert status.engine is not None
+        assert status.engine.pid != first
+        assert status.engine.geometry is not None
+        assert (status.engine.geometry.n_ctx, status.engine.geometry.n_seq) == (131072, 4)
+    assert box.client.status().weight_loads == 3
+
+
+def test_every_refusal_is_passed_on_with_its_reason(box: Sandbox) -> None:
+    reasons = "invalid_geometry cache_type_change fan_out_in_progress reconfigure_in_progress "
+    reasons += "insufficient_memory media_held rope_scaling_change page_out_failed "
+    reasons += "context_build_failed"
+    box.start()
+    pid = box.up("--fake-refuse", *reasons.split())
+    for reason in reasons.split():
+        operation = box.client.reconfigure(n_ctx=131072)
+        with pytest.raises(LlamactlError) as caught:
+            box.client.wait_operation(operation, timeout_s=WITHIN_S)
+        assert (caught.value.code, caught.value.exit_code) == (reason, 5)
+        assert caught.value.details["bytes_needed"] == 2**40
+        status = box.client.status()
+        assert (status.state, status.override, box.engine_pid()) == (EngineState.READY, None, pid)
+    text = box.metrics()
+    assert 'llamactl_reconfigures_total{outcome="failed"} 9.0' in text
+    assert 'llamactl_engine_state{state="ready"} 1.0' in text
+
+
+def test_a_reason_of_a_newer_engine_is_still_a_refusal(box: Sandbox) -> None:
+    box.start()
+    box.up("--fake-refuse", "moon_phase")
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
+    assert (caught.value.code, caught.value.exit_code) == ("reconfigure_refused", 5)
+    assert caught.value.details["reason"] == "moon_phase"
+
+
+def test_a_garbled_receipt_is_an_error_and_the_engine_goes_on(box: Sandbox) -> None:
+    box.start()
+    box.up("--fake-reconfigure", "garbage")
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
+    assert caught.value.code == "engine_answer_broken"
+    assert box.client.status().state is EngineState.READY
+
+
+def test_a_lost_receipt_is_settled_by_asking_the_engine(box: Sandbox) -> None:
+    """The change was made, the answer never came: the engine's own record is the receipt."""
+    box.start()
+    box.up("--fake-reconfigure", "silent")
+    operation = box.client.reconfigure(n_ctx=131072, n_seq=4)
+    receipt = box.client.wait_operation(operation, timeout_s=WITHIN_S).result
+    assert isinstance(receipt, Receipt)
+    assert receipt.outcome == "applied"
+    assert box.client.status().override is not None
+
+
+def test_an_engine_that_dies_in_a_reconfigure_fails_it_and_is_loaded_again(box: Sandbox) -> None:
+    box.start()
+    first = box.up("--fake-reconfigure", "die")
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
+    assert caught.value.code in {"engine_exited", "engine_unreachable", "engine_answer_broken"}
+    until(lambda: box.client.status().generation == 2)
+    box.until_state(EngineState.READY)
+    assert box.engine_pid() != first
+
+
+def test_a_load_that_fails_says_so_with_its_last_words(box: Sandbox) -> None:
+    box.start()
+    problem = refused(box, "--fake-load-exit", "3")
+    assert problem.code == "engine_exited"
+    assert "exited with status 3 while it was starting" in problem.message
+    assert problem.details["last_lines"][-1] == "error: this model cannot be loaded"
+    status = box.client.status()
+    assert status.state is EngineState.FAILED
+    assert status.last_exit is not None
+    assert status.last_exit.exit_code == 3
+    assert box.up() > 0, "a failed engine can be asked for again, and otherwise"
+
+
+def test_an_engine_that_cannot_be_run_is_named(box: Sandbox) -> None:
+    box.start()
+    missing = box.request().model_copy(update={"engine_path": "/nowhere/llama-server"})
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(box.client.up(missing), timeout_s=WITHIN_S)
+    assert caught.value.code == "engine_spawn_failed"
+    assert "/nowhere/llama-server could not be run: No such file" in caught.value.message
+    box.model.chmod(0o600)
+    unrunnable = box.request().model_copy(update={"engine_path": str(box.model)})
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(box.client.up(unrunnable), timeout_s=WITHIN_S)
+    assert "Permission denied" in caught.value.message
+
+
+def test_a_port_in_use_names_its_holder(box: Sandbox) -> None:
+    box.start()
+    with socket.create_server(("127.0.0.1", box.port)):
+        problem = refused(box)
+    assert (problem.code, problem.exit_code) == ("port_in_use", 5)
+    assert problem.details["pid"] == os.getpid()
+    assert f"pid {os.getpid()}" in problem.message
+
+
+def test_a_slow_load_is_waited_for_and_a_silent_one_is_not() -> None:
+    """The stall limit is far below the load: the dots it writes keep it alive."""
+    box = Sandbox(ready_stall_s=1.5, stop_term_s=2)
+    with contextlib.closing(box):
+        box.start()
+        box.up("--fake-load-s", "4")
+        box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+        problem = refused(box, "--fake-never-ready")
+        assert (problem.code, problem.exit_code) == ("start_stalled", 6)
+        assert box.client.status().state is EngineState.FAILED
+        assert box.client.status().engine is None
+
+
+@pytest.mark.parametrize("fake", [("--fake-garbage",), ("--fake-instance", "somebody-else")])
+def test_an_engine_that_does_not_prove_itself_is_not_ready(fake: tuple[str, ...]) -> None:
+    box = Sandbox(ready_stall_s=1, stop_term_s=2)
+    with contextlib.closing(box):
+        box.start()
+        assert refused(box, *fake).code == "start_stalled"
+
+
+def test_a_crashed_engine_is_loaded_again_and_a_crash_loop_ends(box: Sandbox) -> None:
+    box.start()
+    box.up()
+    for generation in (2, 3):
+        os.kill(box.engine_pid(), signal.SIGKILL)
+        until(lambda: box.client.status().generation == generation)  # noqa: B023 - used at once
+        box.until_state(EngineState.READY)
+    os.kill(box.engine_pid(), signal.SIGKILL)
+    box.until_state(EngineState.FAILED)
+    status = box.client.status()
+    assert (status.intent, status.crashes, status.weight_loads) == (Intent.UP, 3, 3)
+    assert status.last_exit is not None
+    assert status.last_exit.signal == signal.SIGKILL
+    assert status.last_exit.last_lines[0].startswith("fake engine on")
+    assert "SIGKILL" in status.last_exit.summary
+    box.client.wait_down(timeout_s=WITHIN_S)
+    assert box.leftovers() == []
+
+
+def test_an_engine_that_ignores_term_is_killed_in_bounded_time(box: Sandbox) -> None:
+    box.start()
+    box.up("--fake-ignore-term")
+    began = time.monotonic()
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    assert 2.0 <= time.monotonic() - began < 10.0
+    last = box.client.status().last_exit
+    assert last is not None
+    assert last.signal == signal.SIGKILL
+
+
+def test_a_stop_during_a_load_supersedes_it(box: Sandbox) -> None:
+    box.start()
+    loading = box.client.up(box.request("--fake-load-s", "60"))
+    until(lambda: box.client.status().engine)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(loading, timeout_s=WITHIN_S)
+    assert caught.value.code == "superseded"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_term_and_int_are_a_full_stop(box: Sandbox, number: signal.Signals) -> None:
+    daemon = box.start()
+    box.up()
+    daemon.send_signal(number)
+    assert daemon.wait(WITHIN_S) == 0
+    assert box.leftovers() == []
+
+
+def test_a_killed_holder_costs_the_log_and_not_the_engine(box: Sandbox) -> None:
+    box.start()
+    pid = box.up()
+    engine = box.client.status().engine
+    assert engine is not None
+    assert engine.holder_pid is not None
+    os.kill(engine.holder_pid, signal.SIGTERM)
+    os.kill(engine.holder_pid, signal.SIGKILL)
+    until(lambda: (status := box.client.status().engine) and status.holder_pid is None)
+    assert (box.client.status().state, box.engine_pid()) == (EngineState.READY, pid)
+    box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    last = box.client.status().last_exit
+    assert last is not None
+    assert (last.exit_code, last.signal) == (None, None)
+    assert "unknown status" in last.summary
+    box.client.wait_down(timeout_s=WITHIN_S)
+    assert box.leftovers() == []
+
+
+def test_a_killed_daemon_leaves_the_engine_and_the_next_adopts_it(box: Sandbox) -> None:
+    daemon = box.start()
+    pid = box.up()
+    box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
+    daemon.kill()
+    daemon.wait(WITHIN_S)
+    assert psutil.pid_exists(pid)
+    box.start()
+    box.until_state(EngineState.READY)
+    status = box.client.status()
+    assert status.engine is not None
+    assert (status.engine.pid, status.engine.adopted, status.generation) == (pid, True, 1)
+    assert status.engine.geometry is not None
+    assert status.engine.geometry.n_ctx == 131072
+    assert status.weight_loads == 1, "an adoption is no load"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: box.client.status().generation == 2)
+    last = box.client.status().last_exit
+    assert last is not None
+    assert last.signal == signal.SIGKILL, "the holder's record outlives the daemon"
+    box.until_state(EngineState.READY)
+    box.client.wait_down(timeout_s=WITHIN_S)
+    assert box.leftovers() == []
+
+
+def test_an_engine_that_is_not_provably_ours_is_neither_used_nor_killed(box: Sandbox) -> None:
+    """State lost, engine alive: it is named, and no second one is started beside it."""
+    daemon = box.start()
+    pid = box.up()
+    daemon.kill()
+    daemon.wait(WITHIN_S)
+    box.paths.state_file.write_text("{ torn")
+    box.start()
+    assert "set aside" in box.daemon_log()
+    assert [stranger.pid for stranger in box.client.status().strangers] == [pid]
+    problem = refused(box)
+    assert (problem.code, problem.exit_code) == ("engine_unproven", 5)
+    assert problem.details["pid"] == pid
+    assert psutil.pid_exists(pid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not box.client.status().strangers)
+    assert box.up() != pid
+
+
+def test_the_saved_intent_is_resumed_or_left_alone(box: Sandbox) -> None:
+    daemon = box.start()
+    pid = box.up()
+    daemon.kill()
+    daemon.wait(WITHIN_S)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not box.processes())
+    idle = box.start("--no-resume")
+    assert box.client.status().state is EngineState.STOPPED
+    idle.kill()
+    idle.wait(WITHIN_S)
+    box.start()
+    box.until_state(EngineState.READY)
+    assert box.client.status().generation == 2
+
+
+def test_a_flood_is_drained_while_the_log_takes_nothing(box: Sandbox) -> None:
+    """Every file of daemon, holder and engine may have 100 kB: the log is soon full for good."""
+    box.env["LLAMACTL_LOG_BYTES_MAX"] = str(2**30)
+    daemon = box.start()
+    psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
+    box.up("--fake-flood", str(20 * 2**20))
+    assert box.paths.engine_log.stat().st_size <= 100_000
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    last = box.client.status().last_exit
+    assert last is not None
+    assert last.dropped_bytes > 19 * 2**20
+    assert last.last_lines[-1] == "fake engine ends", "the ring in RAM has what the disk has not"
+
+
+def test_logs_are_rotated_and_followed(box: Sandbox) -> None:
+    box.env |= {"LLAMACTL_LOG_BYTES_MAX": "65536", "LLAMACTL_LOG_FILES_MAX": "3"}
+    box.start()
+    box.up("--fake-flood", str(2**20))
+    sizes = {path.name for path in box.paths.logs.glob("engine.log*")}
+    assert sizes == {"engine.log", "engine.log.1", "engine.log.2"}
+    with contextlib.closing(box.client.logs(lines=1, follow=True)) as lines:
+        assert "flooding" in next(lines)
+        box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+        assert next(line for line in lines if "ends" in line).endswith("stderr fake engine ends")
+
+
+def test_a_follower_does_not_hold_up_the_end(box: Sandbox) -> None:
+    daemon = box.start()
+    box.up()
+    with contextlib.closing(box.client.logs(follow=True)) as lines:
+        assert "fake engine on" in next(lines)
+        began = time.monotonic()
+        daemon.terminate()
+        assert list(lines)[-1].endswith("fake engine ends")
+    assert daemon.wait(WITHIN_S) == 0
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_state_that_cannot_be_saved_starts_no_engine(box: Sandbox) -> None:
+    daemon = box.start()
+    psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (10, 10))
+    problem = refused(box)
+    assert problem.code == "state_unwritable"
+    assert [process.pid for process in box.processes()] == [daemon.pid]
+
+
+def test_secrets_are_in_no_argv_log_or_status(box: Sandbox) -> None:
+    keys = box.root / "keys"
+    keys.write_text("hunter2-secret\n")
+    box.start()
+    spec = box.request().spec.model_copy(update={"api_key_file": str(keys)})
+    request = box.request().model_copy(update={"spec": spec})
+    box.client.wait_operation(box.client.up(request), timeout_s=WITHIN_S)
+    shown = [box.client.status().model_dump_json(), box.daemon_log(), *box.client.logs()]
+    shown += [" ".join(process.cmdline()) for process in box.processes()]
+    shown += [path.read_text() for path in box.paths.state.rglob("*") if path.is_file()]
+    assert not [text for text in shown if "hunter2-secret" in text]
+    assert str(FAKE_ENGINE) in "".join(shown)

@@ -1,0 +1,158 @@
+"""Whatever answers on the private socket, we make sense of it or say that there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from llamactl_supervisor import engine
+from llamactl_supervisor.engine import EngineClient
+from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.events import EngineFacts, EngineProcess
+from llamactl_supervisor.models import ProcessIdentity, ReconfigureRequest
+
+GEOMETRY = {"n_ctx": 16384, "n_seq": 2, "from_tomorrow": 1}
+PROPS = {"instance_id": "abc", "context_geometry": GEOMETRY, "n_weight_loads": 1, "total_slots": 2}
+CHANGE = ReconfigureRequest(n_ctx=131072)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+_T = TypeVar("_T")
+_Call = Callable[[EngineClient], Awaitable[_T]]
+
+
+def http(status: int, body: object) -> bytes:
+    """Return an answer in bytes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(data), data)
+
+
+def ask(call: _Call[_T], answers: dict[str, bytes], pid: int | None = None) -> _T:
+    """Serve raw `answers` by path, and let the client ask."""
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        seen.append(head)
+        writer.write(answers[head.split()[1].decode()])
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> _T:
+        with tempfile.TemporaryDirectory(prefix="llamactl-") as directory:
+            path = Path(directory) / "engine.sock"
+            identity = ProcessIdentity(pid=pid or os.getpid(), start_ticks=1, boot_id="b")
+            process = EngineProcess(instance_id="abc", engine=identity, holder=None)
+            client = EngineClient(process, path, "k3y")
+            async with await asyncio.start_unix_server(serve, path):
+                try:
+                    return await call(client)
+                finally:
+                    await client.close()
+                    assert all(b"Authorization: Bearer k3y" in head for head in seen)
+
+    return asyncio.run(scenario())
+
+
+def problem(call: _Call[Any], answers: dict[str, bytes], pid: int | None = None) -> LlamactlError:
+    with pytest.raises(LlamactlError) as caught:
+        ask(call, answers, pid)
+    return caught.value
+
+
+def facts(client: EngineClient) -> Awaitable[EngineFacts | None]:
+    return client.facts()
+
+
+def reconfigure(client: EngineClient) -> Awaitable[Any]:
+    return client.reconfigure(CHANGE)
+
+
+def test_a_healthy_engine_tells_its_geometry() -> None:
+    found = ask(facts, {"/health": OK, "/props": http(200, PROPS)})
+    assert found is not None
+    assert found.geometry is not None
+    assert (found.geometry.n_ctx, found.n_weight_loads) == (16384, 1)
+
+
+def test_a_loading_engine_is_not_healthy_yet() -> None:
+    assert ask(facts, {"/health": http(503, {"error": {"message": "Loading model"}})}) is None
+
+
+def test_nobody_there_is_not_healthy() -> None:
+    async def scenario() -> EngineFacts | None:
+        identity = ProcessIdentity(pid=1, start_ticks=1, boot_id="b")
+        process = EngineProcess(instance_id="abc", engine=identity, holder=None)
+        client = EngineClient(process, Path("/nowhere/engine.sock"), None)
+        try:
+            return await client.facts()
+        finally:
+            await client.close()
+
+    assert asyncio.run(scenario()) is None
+
+
+def test_another_process_on_the_socket_is_not_our_engine() -> None:
+    found = problem(facts, {"/health": OK, "/props": http(200, PROPS)}, pid=os.getppid())
+    assert found.code == "engine_unproven"
+    assert f"pid {os.getpid()}" in found.message
+
+
+def test_another_instance_is_not_our_engine() -> None:
+    props = http(200, PROPS | {"instance_id": "somebody-else"})
+    assert problem(facts, {"/health": OK, "/props": props}).code == "engine_unproven"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http(200, b"<html>"),
+        http(200, b""),
+        http(200, {"context_geometry": {"n_ctx": "many"}}),
+        http(401, {"error": {"message": "Invalid API Key"}}),
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+)
+def test_a_broken_answer_is_typed(answer: bytes) -> None:
+    found = problem(facts, {"/health": OK, "/props": answer})
+    assert found.code == "engine_answer_broken"
+    assert "/props" in found.message
+
+
+def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "ANSWER_BYTES_MAX", 1000)
+    answer = http(200, b" " * 100_000)
+    assert problem(facts, {"/health": OK, "/props": answer}).code == "engine_answer_broken"
+
+
+def test_a_refusal_keeps_its_reason_and_its_numbers() -> None:
+    body = {
+        "code": 409,
+        "type": "reconfigure_refused",
+        "reason": "insufficient_memory",
+        "message": "needs 2 bytes, has 1",
+        "details": {"bytes_needed": 2, "bytes_available": 1},
+    }
+    found = problem(reconfigure, {"/reconfigure": http(409, {"error": body})})
+    assert (found.code, found.message) == ("insufficient_memory", "needs 2 bytes, has 1")
+    assert found.details["bytes_available"] == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http(200, {"outcome": "applied"}),
+        http(200, {"outcome": "perhaps", "previous": GEOMETRY, "geometry": GEOMETRY}),
+        http(404, {"error": {"code": 404, "message": "File Not Found"}}),
+        http(500, b"oops"),
+    ],
+)
+def test_an_answer_that_is_neither_receipt_nor_refusal_is_broken(answer: bytes) -> None:
+    assert problem(reconfigure, {"/reconfigure": answer}).code == "engine_answer_broken"

@@ -1,0 +1,48 @@
+"""The engine's command line and the holder's order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+from llamactl_supervisor.config import Paths, Settings
+from llamactl_supervisor.launch import engine_argv, holder_order, instance_id
+from llamactl_supervisor.models import EngineRequest, Override, UpRequest
+
+PATHS = Paths(Path("/c"), Path("/s"), Path("/r"))
+SPEC = EngineRequest(model="/m.gguf", n_ctx=16384, n_seq=2, port=9, extra_args=("--jinja",))
+REQUEST = UpRequest(spec=SPEC, engine_path="/bin/llama-server")
+
+
+def test_the_whole_command_line() -> None:
+    assert " ".join(engine_argv(REQUEST, None, "id", PATHS)) == (
+        "/bin/llama-server --model /m.gguf --host 127.0.0.1,/r/engine-id/engine.sock --port 9 "
+        "--ctx-size 16384 --parallel 2 --instance-id id --admin-private "
+        "--slot-save-path /s/slots --metrics --jinja"
+    )
+
+
+def test_a_live_geometry_holds_over_a_relaunch() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    override = Override(n_ctx=131072, n_seq=4, kv_unified=True, by="me", at=at)
+    argv = " ".join(engine_argv(REQUEST, override, "id", PATHS))
+    assert "--ctx-size 131072 --parallel 4 --kv-unified" in argv
+
+
+def test_keys_travel_as_a_path() -> None:
+    spec = SPEC.model_copy(update={"api_key_file": "/keys"})
+    argv = engine_argv(REQUEST.model_copy(update={"spec": spec}), None, "id", PATHS)
+    assert argv[argv.index("--api-key-file") + 1] == "/keys"
+
+
+def test_no_environment_can_make_two_engines_share_a_port() -> None:
+    env = {"LLAMA_ARG_REUSE_PORT": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    order = holder_order(["/e"], env, "id", PATHS, Settings())
+    assert order["env"] == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_instances_are_told_apart() -> None:
+    names = {instance_id(UUID(int=seed), number) for seed in range(3) for number in range(3)}
+    assert len(names) == 9
+    assert {len(name) for name in names} == {32}

@@ -1,0 +1,351 @@
+"""The state machine: every state with every event, and what no sequence of events may do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llamactl_supervisor import events as ev
+from llamactl_supervisor.config import Settings
+from llamactl_supervisor.events import EngineFacts, EngineProcess
+from llamactl_supervisor.models import (
+    EngineRequest,
+    EngineState,
+    ExitRecord,
+    Geometry,
+    Intent,
+    LifecycleResult,
+    Problem,
+    ProcessIdentity,
+    Receipt,
+    ReconfigureRequest,
+    UpRequest,
+)
+from llamactl_supervisor.snapshot import IDLE, SERVING, After, Snapshot
+from llamactl_supervisor.state import reduce
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.snapshot import Step
+
+NOW = 1000.0
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+SETTINGS = Settings(ready_stall_s=60, settle_s=180, crashes_max=2, backoff_base_s=1)
+REQUEST = UpRequest(spec=EngineRequest(model="/m.gguf"), engine_path="/bin/llama-server")
+OTHER = REQUEST.model_copy(update={"spec": EngineRequest(model="/other.gguf")})
+PROBLEM = Problem(code="engine_spawn_failed", message="no")
+RECORD = ExitRecord(summary="exited with status 1", at=AT, exit_code=1, last_lines=("oops",))
+FACTS = EngineFacts(Geometry(n_ctx=16384, n_seq=2), 1, None)
+CHANGE = ReconfigureRequest(n_ctx=131072, n_seq=4)
+EMPTY = Snapshot(seed=UUID(int=0), settings=SETTINGS)
+
+
+def receipt(outcome: str = "applied") -> Receipt:
+    return Receipt.model_validate(
+        {
+            "outcome": outcome,
+            "previous": {"n_ctx": 16384, "n_seq": 2},
+            "geometry": {"n_ctx": 131072, "n_seq": 4},
+            "pause_ms": 80.0,
+            "n_weight_loads": 1,
+        }
+    )
+
+
+def process(generation: int) -> EngineProcess:
+    engine = ProcessIdentity(pid=1000 + generation, start_ticks=1, boot_id="b")
+    holder = ProcessIdentity(pid=2000 + generation, start_ticks=1, boot_id="b")
+    return EngineProcess(instance_id=f"i{generation}", engine=engine, holder=holder)
+
+
+def play(snapshot: Snapshot, *events: ev.Event, now: float = NOW) -> Step:
+    """Reduce all events; return the last snapshot and all effects."""
+    effects: list[ev.Effect] = []
+    for event in events:
+        snapshot, more = reduce(snapshot, event, now)
+        effects += more
+    return snapshot, tuple(effects)
+
+
+def up(generation: int = 1) -> tuple[ev.Event, ...]:
+    return (ev.Up("up", REQUEST), ev.Spawned(generation, process(generation)))
+
+
+READY, _ = play(EMPTY, *up(), ev.Healthy(1, FACTS))
+STATES: dict[str, Snapshot] = {
+    "stopped": EMPTY,
+    "spawning": play(EMPTY, ev.Up("up", REQUEST))[0],
+    "starting": play(EMPTY, *up())[0],
+    "ready": READY,
+    "reconfiguring": play(READY, ev.Reconfigure("r", CHANGE))[0],
+    "stopping": play(READY, ev.Stop("s"))[0],
+    "stopping while spawning": play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))[0],
+    "restarting": play(READY, ev.Restart("s"))[0],
+    "going down": play(READY, ev.Down("d"))[0],
+    "crashed": play(READY, ev.Exited(1, RECORD, 0.5))[0],
+    "failed": play(EMPTY, *up(), ev.Exited(1, RECORD, 0.5))[0],
+}
+EVENTS: list[ev.Event] = [
+    ev.Up("o", REQUEST),
+    ev.Up("o", OTHER),
+    ev.Start("o"),
+    ev.Stop("o"),
+    ev.Restart("o"),
+    ev.Down("o"),
+    ev.Reconfigure("o", CHANGE),
+    ev.Resume(),
+    ev.Found(process(1)),
+    ev.Tick(),
+]
+EVENTS += [
+    event
+    for generation in (0, 1, 2)
+    for event in (
+        ev.Spawned(generation, process(generation)),
+        ev.SpawnFailed(generation, PROBLEM, 0.5),
+        ev.Moved(generation),
+        ev.Healthy(generation, FACTS),
+        ev.HolderLost(generation),
+        ev.Exited(generation, RECORD, 0.5),
+        ev.Reconfigured(generation, CHANGE, receipt(), "me", AT),
+        ev.ReconfigureFailed(generation, PROBLEM),
+    )
+]
+
+
+def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
+    """Reduce, and hold the step against everything that must always be true."""
+    after, effects = reduce(before, event, now)
+    spawns = [effect for effect in effects if isinstance(effect, ev.Spawn)]
+    signals = [effect for effect in effects if isinstance(effect, ev.Signal)]
+    ends = [e.operation for e in effects if isinstance(e, ev.Finish | ev.Fail | ev.Reject)]
+
+    assert after.generation - before.generation == len(spawns) <= 1
+    if spawns:
+        ended = isinstance(event, ev.Exited | ev.SpawnFailed)
+        assert before.state in IDLE or ended, "a second engine beside the first"
+        assert after.state is EngineState.STARTING
+        assert after.process is None
+    for effect in signals:
+        known = event.process if isinstance(event, ev.Spawned | ev.Found) else before.process
+        assert effect.process == known, "a signal to a stranger"
+    assert sum(effect.step is ev.Ladder.TERM for effect in signals) <= 1
+    if after.state in IDLE:
+        assert after.process is None
+    assert len(set(ends)) == len(ends), "an operation ended twice"
+    assert not set(ends) & set(after.waiting), "an ended operation still waits"
+    lost = set(before.waiting) - set(after.waiting) - set(ends)
+    assert not lost, "an operation was forgotten"
+    if isinstance(event, ev.Command):
+        assert (event.operation in ends) ^ (event.operation in after.waiting)
+    if after.state in {EngineState.STOPPED, EngineState.READY, EngineState.FAILED}:
+        assert not after.waiting
+    if after.state is EngineState.CRASHED:
+        assert after.deadline is not None
+    return after
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=repr)
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_takes_every_event(state: str, event: ev.Event) -> None:
+    for now in (NOW, NOW + 10_000):
+        check(STATES[state], event, now)
+
+
+class World:
+    """The processes as they really are; the machine is told the truth, and old truths again."""
+
+    def __init__(self) -> None:
+        self.generation, self.phase = 0, "none"
+
+    def facts(self) -> list[ev.Event]:
+        """Return what could be reported now."""
+        here = self.generation
+        stale = [event for event in EVENTS if getattr(event, "generation", here) < here]
+        if self.phase == "spawning":
+            failed = ev.SpawnFailed(here, PROBLEM, 0.1)
+            return [*stale, failed, ev.Spawned(here, process(here))]
+        if self.phase == "running":
+            exited, healthy = ev.Exited(here, RECORD, 0.9), ev.Healthy(here, FACTS)
+            done = ev.Reconfigured(here, CHANGE, receipt(), "me", AT)
+            failed_change = ev.ReconfigureFailed(here, PROBLEM)
+            return [*stale, exited, healthy, done, failed_change, ev.HolderLost(here)]
+        return stale
+
+    def happened(self, event: ev.Event, effects: tuple[ev.Effect, ...]) -> None:
+        """Follow the event, then what the machine wants done about it."""
+        if getattr(event, "generation", None) == self.generation:
+            if isinstance(event, ev.Spawned):
+                self.phase = "running"
+            if isinstance(event, ev.Exited | ev.SpawnFailed):
+                self.phase = "none"
+        for effect in effects:
+            if isinstance(effect, ev.Spawn):
+                assert self.phase == "none", "a second engine beside the first"
+                self.generation, self.phase = effect.generation, "spawning"
+            if isinstance(effect, ev.Signal):
+                assert self.phase == "running", "a signal to nobody"
+                assert effect.process.engine == process(self.generation).engine
+            if isinstance(effect, ev.Exit):
+                assert self.phase == "none", "the daemon leaves an engine behind"
+
+
+@settings(max_examples=400)
+@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 400)), max_size=80))
+def test_no_sequence_breaks_the_invariants(steps: list[tuple[int, float]]) -> None:
+    snapshot, world, now = EMPTY, World(), NOW
+    for number, (choice, passed_s) in enumerate(steps):
+        now += passed_s
+        commands = [event for event in EVENTS if isinstance(event, ev.Command)]
+        possible = [*commands, *world.facts(), *world.facts(), ev.Tick(), ev.Resume()]
+        event = possible[choice % len(possible)]
+        if isinstance(event, ev.Command):
+            event = replace(event, operation=f"o{number}")
+        _, effects = reduce(snapshot, event, now)
+        snapshot = check(snapshot, event, now)
+        world.happened(event, effects)
+        assert (snapshot.state in IDLE) == (world.phase == "none")
+        assert snapshot.generation == world.generation
+
+
+def test_up_ready_down() -> None:
+    snapshot, effects = play(EMPTY, ev.Up("up", REQUEST))
+    assert (snapshot.state, snapshot.intent) == (EngineState.STARTING, Intent.UP)
+    assert [type(effect) for effect in effects] == [ev.Spawn]
+    snapshot, effects = play(snapshot, ev.Spawned(1, process(1)), ev.Healthy(1, FACTS))
+    assert snapshot.state is EngineState.READY
+    assert [type(e) for e in effects] == [ev.Watch, ev.Finish, ev.RecordLoad]
+    snapshot, effects = play(snapshot, ev.Down("d"), ev.Exited(1, RECORD, 0.5))
+    assert (snapshot.state, snapshot.intent) == (EngineState.STOPPED, Intent.DOWN)
+    assert [type(e) for e in effects] == [ev.Signal, ev.Finish, ev.Exit]
+
+
+def test_the_ladder_is_term_then_kill_and_never_a_second_term() -> None:
+    snapshot, effects = play(READY, ev.Stop("s"))
+    assert effects == (ev.Signal(process(1), ev.Ladder.TERM),)
+    assert play(snapshot, ev.Tick(), now=NOW + 4.9)[1] == ()
+    snapshot, effects = play(snapshot, ev.Stop("t"), ev.Tick(), now=NOW + 5.1)
+    assert effects == (ev.Signal(process(1), ev.Ladder.KILL),)
+    assert play(snapshot, ev.Stop("u"), ev.Tick(), now=NOW + 99)[1] == ()
+    ended = [e for e in play(snapshot, ev.Exited(1, RECORD, 0.5))[1] if isinstance(e, ev.Finish)]
+    assert [effect.operation for effect in ended] == ["s", "t"]
+
+
+def test_a_stop_before_the_pid_is_known_waits_for_it() -> None:
+    snapshot, effects = play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))
+    assert [type(effect) for effect in effects] == [ev.Spawn, ev.Fail]
+    _, effects = play(snapshot, ev.Spawned(1, process(1)))
+    assert effects[-1] == ev.Signal(process(1), ev.Ladder.TERM)
+
+
+def test_a_load_that_moves_is_not_given_up() -> None:
+    starting = STATES["starting"]
+    for now in range(1000, 2000, 50):
+        starting, effects = play(starting, ev.Tick(), ev.Moved(1), now=float(now))
+        assert effects == ()
+    starting, effects = play(starting, ev.Tick(), now=1950.0 + 60.0)
+    assert effects == (ev.Signal(process(1), ev.Ladder.TERM),)
+    failed, effects = play(starting, ev.Exited(1, RECORD, 0.5))
+    assert failed.state is EngineState.FAILED
+    assert [e.problem.code for e in effects if isinstance(e, ev.Fail)] == ["start_stalled"]
+
+
+def test_a_first_load_that_dies_is_told_at_once_and_not_retried() -> None:
+    snapshot, effects = play(EMPTY, *up(), ev.Exited(1, RECORD, 0.5))
+    assert snapshot.state is EngineState.FAILED
+    failed = [effect for effect in effects if isinstance(effect, ev.Fail)]
+    assert failed[0].problem.code == "engine_exited"
+    assert failed[0].problem.details["last_lines"] == ["oops"]
+
+
+def test_crashes_are_retried_until_the_budget_is_gone() -> None:
+    snapshot = READY
+    for generation, bound_s in ((1, 1.0), (2, 2.0)):
+        snapshot, _ = play(snapshot, ev.Exited(generation, RECORD, 0.5))
+        assert snapshot.state is EngineState.CRASHED
+        assert snapshot.deadline == NOW + 0.5 * bound_s
+        assert snapshot.deadline is not None
+        snapshot, effects = play(snapshot, ev.Tick(), now=snapshot.deadline)
+        assert [type(effect) for effect in effects] == [ev.Spawn]
+        snapshot, _ = play(
+            snapshot,
+            ev.Spawned(generation + 1, process(generation + 1)),
+            ev.Healthy(generation + 1, FACTS),
+        )
+    snapshot, _ = play(snapshot, ev.Exited(3, RECORD, 0.5))
+    assert snapshot.state is EngineState.FAILED
+    assert snapshot.intent is Intent.UP
+
+
+def test_only_minutes_of_ready_forgive_a_crash() -> None:
+    crashed = STATES["crashed"]
+    assert crashed.deadline is not None
+    again, _ = play(crashed, ev.Tick(), now=crashed.deadline)
+    again, _ = play(again, ev.Spawned(2, process(2)), ev.Healthy(2, FACTS), now=NOW + 10)
+    assert play(again, ev.Tick(), now=NOW + 189)[0].crashes == 1
+    assert play(again, ev.Tick(), now=NOW + 190)[0].crashes == 0
+
+
+def test_a_second_up_is_already_up_or_a_conflict() -> None:
+    _, effects = play(READY, ev.Up("a", REQUEST), ev.Up("b", OTHER))
+    first, second = effects
+    assert isinstance(first, ev.Finish)
+    assert isinstance(first.result, LifecycleResult)
+    assert first.result.outcome == "already_up"
+    assert isinstance(second, ev.Reject)
+    assert second.problem.code == "conflict"
+    assert "/other.gguf" in second.problem.message
+
+
+def test_an_applied_change_holds_over_a_restart() -> None:
+    done = ev.Reconfigured(1, CHANGE, receipt(), "me", AT)
+    snapshot, effects = play(READY, ev.Reconfigure("r", CHANGE), done)
+    assert snapshot.state is EngineState.READY
+    assert [type(e) for e in effects] == [ev.SendReconfigure, ev.RecordAvoided, ev.Finish]
+    assert snapshot.override is not None
+    assert (snapshot.override.n_ctx, snapshot.override.n_seq) == (131072, 4)
+    _, effects = play(snapshot, ev.Restart("x"), ev.Exited(1, RECORD, 0.5))
+    assert isinstance(effects[-1], ev.Spawn)
+    assert effects[-1].override == snapshot.override
+
+
+@pytest.mark.parametrize("outcome", ["planned"])
+def test_a_plan_changes_nothing(outcome: str) -> None:
+    done = ev.Reconfigured(1, CHANGE, receipt(outcome), "me", AT)
+    snapshot, effects = play(READY, ev.Reconfigure("r", CHANGE), done)
+    assert snapshot == READY
+    assert [type(effect) for effect in effects] == [ev.SendReconfigure, ev.Finish]
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("stopped", "engine_stopped"),
+        ("crashed", "engine_stopped"),
+        ("failed", "engine_stopped"),
+        ("stopping", "engine_stopped"),
+        ("starting", "operation_in_progress"),
+        ("reconfiguring", "operation_in_progress"),
+        ("going down", "shutting_down"),
+    ],
+)
+def test_a_reconfigure_out_of_turn_says_why(state: str, code: str) -> None:
+    _, effects = play(STATES[state], ev.Reconfigure("r", CHANGE))
+    assert isinstance(effects[0], ev.Reject)
+    assert effects[0].problem.code == code
+
+
+def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
+    saved = replace(EMPTY, generation=4, desired=REQUEST, intent=Intent.UP)
+    adopted, effects = play(saved, ev.Found(process(4)))
+    assert [type(effect) for effect in effects] == [ev.Watch]
+    ready, effects = play(adopted, ev.Healthy(4, FACTS))
+    assert ready.state in SERVING
+    assert effects == (), "an adoption is no weight load"
+    ending, effects = play(replace(saved, intent=Intent.DOWN), ev.Found(process(4)))
+    assert ending.after is After.REST
+    assert [type(effect) for effect in effects] == [ev.Watch, ev.Signal]
