@@ -152,7 +152,10 @@ class ParkedSlot(EngineDocument):
 
 
 class Receipt(EngineDocument):
-    """The engine's own account of one reconfigure; pause_ms is the time without a token."""
+    """The engine's own account of one reconfigure; pause_ms is the time without a token.
+
+    `bytes_needed`, by device, is told by a dry run only.
+    """
 
     outcome: Literal["applied", "unchanged", "planned"]
     previous: Geometry
@@ -165,6 +168,7 @@ class Receipt(EngineDocument):
     slots: tuple[SlotFate, ...] = ()
     parked: tuple[ParkedSlot, ...] = ()
     n_weight_loads: int | None = None
+    bytes_needed: dict[str, int] = {}
 
 
 class ProcessIdentity(Wire):
