@@ -69,6 +69,25 @@ def test_everything_is_private(box: Sandbox) -> None:
             assert path.stat().st_mode & 0o077 == 0, path
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_not_answered(box: Sandbox) -> None:
+    """Even where the modes have been opened by hand, the socket knows whom it talks to."""
+    box.start()
+    for path, mode in ((box.root, 0o711), (box.paths.runtime, 0o711)):
+        path.chmod(mode)
+    box.paths.control_socket.chmod(0o666)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            box.client.status()
+        except LlamactlError as exc:
+            os._exit(exc.exit_code)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert box.answers()
+
+
 def test_a_second_up_is_already_up_or_a_conflict(box: Sandbox) -> None:
     box.start()
     pid = box.up()
@@ -320,6 +339,30 @@ def test_a_killed_daemon_leaves_the_engine_and_the_next_adopts_it(box: Sandbox) 
     assert last is not None
     assert last.signal == signal.SIGKILL, "the holder's record outlives the daemon"
     box.until_state(EngineState.READY)
+    box.client.wait_down(timeout_s=WITHIN_S)
+    assert box.leftovers() == []
+
+
+def test_a_load_goes_on_over_the_death_of_its_daemon(box: Sandbox) -> None:
+    daemon = box.start()
+    box.client.up(box.request("--fake-load-s", "3"))
+    pid = until(lambda: (engine := box.client.status().engine) and engine.pid)
+    daemon.kill()
+    daemon.wait(WITHIN_S)
+    box.start()
+    box.until_state(EngineState.READY)
+    assert (box.engine_pid(), box.client.status().generation) == (pid, 1)
+
+
+def test_a_stop_goes_on_over_the_death_of_its_daemon(box: Sandbox) -> None:
+    """The intent was saved before the TERM: the next daemon ends what it finds."""
+    daemon = box.start()
+    box.up("--fake-ignore-term")
+    box.client.stop()
+    daemon.kill()
+    daemon.wait(WITHIN_S)
+    box.start()
+    box.until_state(EngineState.STOPPED)
     box.client.wait_down(timeout_s=WITHIN_S)
     assert box.leftovers() == []
 

@@ -348,4 +348,6 @@ def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
     assert effects == (), "an adoption is no weight load"
     ending, effects = play(replace(saved, intent=Intent.DOWN), ev.Found(process(4)))
     assert ending.after is After.REST
-    assert [type(effect) for effect in effects] == [ev.Watch, ev.Signal]
+    assert [type(effect) for effect in effects] == [ev.Watch], "its TERM was sent before"
+    _, effects = play(ending, ev.Tick(), now=NOW + 5)
+    assert effects == (ev.Signal(process(4), ev.Ladder.KILL),)

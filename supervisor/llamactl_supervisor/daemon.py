@@ -103,6 +103,8 @@ class Daemon:
         finally:
             self._ending.set()
             self._paths.control_socket.unlink(missing_ok=True)
+            for future in self._accepted.values():
+                future.set_exception(error(Code.SHUTTING_DOWN, "the daemon is shutting down"))
             server.should_exit = True
             await serving
             for task in self._tasks:

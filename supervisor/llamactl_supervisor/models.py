@@ -154,7 +154,7 @@ class ParkedSlot(EngineDocument):
 class Receipt(EngineDocument):
     """The engine's own account of one reconfigure; pause_ms is the time without a token.
 
-    `bytes_needed`, by device, is told by a dry run only.
+    `bytes_needed` is what the new contexts take, by device.
     """
 
     outcome: Literal["applied", "unchanged", "planned"]

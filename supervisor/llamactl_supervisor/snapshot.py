@@ -92,7 +92,11 @@ def spawn(snapshot: Snapshot, cause: ev.LoadCause, now: float) -> Step:
 
 
 def adopt(snapshot: Snapshot, process: EngineProcess, now: float) -> Step:
-    """Take over the predecessor's engine, or end it where the predecessor was ending it."""
+    """Take over the predecessor's engine, or end it where the predecessor was ending it.
+
+    The intent is saved before the TERM, so the TERM was as good as certainly sent. Another one
+    would make llama-server exit in its signal handler; what is left to do is to wait, then KILL.
+    """
     found = replace(
         snapshot,
         state=EngineState.STARTING,
@@ -104,8 +108,8 @@ def adopt(snapshot: Snapshot, process: EngineProcess, now: float) -> Step:
     watch = ev.Watch(snapshot.generation, process)
     if snapshot.intent is Intent.UP:
         return found, (watch,)
-    after, effects = stop(found, After.REST, now)
-    return after, (watch, *effects)
+    kill_at = now + snapshot.settings.stop_term_s
+    return replace(found, state=EngineState.STOPPING, after=After.REST, deadline=kill_at), (watch,)
 
 
 def stop(snapshot: Snapshot, after: After, now: float) -> Step:
