@@ -33,7 +33,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-READ_BYTES = 65536
+READ_BYTES = 16384
+"""Read, queued and written at once; a log file exceeds its size by no more than such a chunk."""
 LINE_BYTES_MAX = 16384
 LAST_LINE_CHARS_MAX = 1000
 QUEUE_CHUNKS_MAX = 1024
