@@ -39,7 +39,7 @@ NUMBERS_SCHEMA = {
 GRAMMAR = SAMPLED | {"n_predict": 80, "ignore_eos": False, "json_schema": NUMBERS_SCHEMA}
 REPEATED = (
     "The cat sat on the mat. The dog ran in the park.\n" * 4,
-    "Red, green, blue, yellow, black.\n" * 6,
+    "1 2 3 4 5 6 7 8 9 10 11 12\n" * 4,
 )
 SPECULATION = {
     "draft-simple": ("--spec-draft-n-max", "3"),
