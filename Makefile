@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-.PHONY: run test engine-path model-path clean
+.PHONY: run test bench engine-path model-path clean
 
 run: .venv/installed
 	$(BIN)/llamactl up
@@ -16,6 +16,9 @@ test: .venv/installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m llamactl_builder verify
 	$(BIN)/python -m pytest
+
+bench: .venv/installed
+	$(BIN)/python bench/reconfigure.py
 
 engine-path model-path: .venv/installed
 	@$(BIN)/python -m llamactl_builder $@

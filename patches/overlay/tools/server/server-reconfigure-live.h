@@ -10,12 +10,8 @@
 #include "sampling.h"
 #include "speculative.h"
 
-#include <condition_variable>
-#include <functional>
 #include <memory>
-#include <mutex>
-#include <queue>
-#include <thread>
+#include <string>
 #include <vector>
 
 struct server_context_impl;
@@ -38,23 +34,6 @@ struct server_context_set {
     common_init_context_ptr tgt;
     llama_context_ptr       dft;
     common_speculative_ptr  spec;
-};
-
-// one thread for jobs beside decoding: a thread for each would leave an allocator arena behind each time
-struct server_background_worker {
-    ~server_background_worker();
-
-    void post(std::function<void()> && job);
-
-private:
-    void loop();
-
-    std::thread             thread;
-    std::mutex              mutex;
-    std::condition_variable cv;
-    bool                    stopping = false;
-
-    std::queue<std::function<void()>> jobs;
 };
 
 // all members but info() and build() are for the thread that runs the slots

@@ -40,30 +40,44 @@ server_slot_page_size server_slot_page_measure(const server_seq_ref & src, llama
     };
 }
 
-static bool capture_one(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags, uint8_t * dst, size_t size) {
-    return size == 0 || llama_state_seq_get_data_ext(ctx, dst, size, id, flags) == size;
+static void clear(llama_context * ctx, llama_seq_id id) {
+    auto * mem = ctx ? llama_get_memory(ctx) : nullptr;
+    if (mem) {
+        llama_memory_seq_rm(mem, id, -1, -1);
+    }
 }
 
-bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags flags, server_slot_page & page, std::string & error) {
+// a copy between streams or a position shift that is only queued would be missing from the state, without a sign of it
+static bool flush(const server_seq_ref & src, std::string & error) {
+    if (llama_memory_flush(src.ctx_tgt) && (!src.ctx_dft || llama_memory_flush(src.ctx_dft))) {
+        return true;
+    }
+
+    error = "queued work on the KV cache could not be done";
+    return false;
+}
+
+static bool read_one(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags, uint8_t * dst, size_t size) {
+    return size == 0 || (ctx && llama_state_seq_get_data_ext(ctx, dst, size, id, flags) == size);
+}
+
+// a read of libllama that fails or ends early leaves part of the state in place, so only the exact size counts as success
+static bool write_one(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags, const uint8_t * src, size_t size) {
+    return size == 0 || (ctx && llama_state_seq_set_data_ext(ctx, src, size, id, flags) == size);
+}
+
+bool server_slot_page_read(
+        const server_seq_ref & src, llama_state_seq_flags flags,
+        uint8_t * tgt, uint8_t * dft, const server_slot_page_size & size, std::string & error) {
     try {
-        // a copy between streams or a position shift that is only queued would be missing from the state, without a sign of it
-        if (!llama_memory_flush(src.ctx_tgt) || (src.ctx_dft && !llama_memory_flush(src.ctx_dft))) {
-            error = "queued work on the KV cache could not be done";
+        if (!flush(src, error)) {
             return false;
         }
-
-        page.size = server_slot_page_measure(src, flags);
-        page.buffer.reserve(page.size.total());
-
-        page.pos_max_tgt = pos_max(src.ctx_tgt, src.id);
-        page.pos_max_dft = pos_max(src.ctx_dft, src.id);
-
-        if (!capture_one(src.ctx_tgt, src.id, flags, page.buffer.data(), page.size.tgt)) {
+        if (!read_one(src.ctx_tgt, src.id, flags, tgt, size.tgt)) {
             error = "the target's state could not be read";
             return false;
         }
-
-        if (!capture_one(src.ctx_dft, src.id, flags, page.buffer.data() + page.size.tgt, page.size.dft)) {
+        if (!read_one(src.ctx_dft, src.id, flags, dft, size.dft)) {
             error = "the draft's state could not be read";
             return false;
         }
@@ -75,33 +89,17 @@ bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags 
     return true;
 }
 
-static void clear(llama_context * ctx, llama_seq_id id) {
-    auto * mem = ctx ? llama_get_memory(ctx) : nullptr;
-    if (mem) {
-        llama_memory_seq_rm(mem, id, -1, -1);
-    }
-}
-
-// a read that fails or ends early leaves part of the state in place, so only the exact size and position count as success
-static bool restore_one(llama_context * ctx, llama_seq_id id, llama_state_seq_flags flags, const uint8_t * src, size_t size, llama_pos pos) {
-    if (size == 0) {
-        return true;
-    }
-
-    return llama_state_seq_set_data_ext(ctx, src, size, id, flags) == size && pos_max(ctx, id) == pos;
-}
-
-bool server_slot_page_restore(const server_slot_page & page, const server_seq_ref & dst, llama_state_seq_flags flags, std::string & error) {
+bool server_slot_page_write(
+        const server_seq_ref & dst, llama_state_seq_flags flags,
+        const uint8_t * tgt, const uint8_t * dft, const server_slot_page_size & size, std::string & error) {
     // the cells of an earlier state would stay beside those of an empty one
     clear(dst.ctx_tgt, dst.id);
     clear(dst.ctx_dft, dst.id);
 
     try {
-        if (page.size.dft > 0 && !dst.ctx_dft) {
-            error = "the page has a draft state, the context has no draft";
-        } else if (!restore_one(dst.ctx_tgt, dst.id, flags, page.buffer.data(), page.size.tgt, page.pos_max_tgt)) {
+        if (!write_one(dst.ctx_tgt, dst.id, flags, tgt, size.tgt)) {
             error = "the target's state does not fit or is damaged";
-        } else if (!restore_one(dst.ctx_dft, dst.id, flags, page.buffer.data() + page.size.tgt, page.size.dft, page.pos_max_dft)) {
+        } else if (!write_one(dst.ctx_dft, dst.id, flags, dft, size.dft)) {
             error = "the draft's state does not fit or is damaged";
         } else {
             return true;
@@ -109,6 +107,40 @@ bool server_slot_page_restore(const server_slot_page & page, const server_seq_re
     } catch (const std::exception & e) {
         error = e.what();
     }
+
+    clear(dst.ctx_tgt, dst.id);
+    clear(dst.ctx_dft, dst.id);
+
+    return false;
+}
+
+bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags flags, server_slot_page & page, std::string & error) {
+    try {
+        page.size = server_slot_page_measure(src, flags);
+        page.buffer.reserve(page.size.total());
+    } catch (const std::exception & e) {
+        error = e.what();
+        return false;
+    }
+
+    page.pos_max_tgt = pos_max(src.ctx_tgt, src.id);
+    page.pos_max_dft = pos_max(src.ctx_dft, src.id);
+
+    return server_slot_page_read(src, flags, page.buffer.data(), page.buffer.data() + page.size.tgt, page.size, error);
+}
+
+bool server_slot_page_restore(const server_slot_page & page, const server_seq_ref & dst, llama_state_seq_flags flags, std::string & error) {
+    if (!server_slot_page_write(dst, flags, page.buffer.data(), page.buffer.data() + page.size.tgt, page.size, error)) {
+        return false;
+    }
+
+    const bool same_tgt = page.size.tgt == 0 || pos_max(dst.ctx_tgt, dst.id) == page.pos_max_tgt;
+    const bool same_dft = page.size.dft == 0 || pos_max(dst.ctx_dft, dst.id) == page.pos_max_dft;
+    if (same_tgt && same_dft) {
+        return true;
+    }
+
+    error = "the state ends at another position than the one that was captured";
 
     clear(dst.ctx_tgt, dst.id);
     clear(dst.ctx_dft, dst.id);

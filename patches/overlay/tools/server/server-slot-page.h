@@ -56,11 +56,19 @@ struct server_slot_page {
 // bytes that a capture with these flags takes
 server_slot_page_size server_slot_page_measure(const server_seq_ref & src, llama_state_seq_flags flags);
 
-// copy a sequence's state into host memory; the sequence is left as it is
+// copy a sequence's state into memory of the caller that holds `size`, as it was measured; the sequence is left as it is
 // memory work that is still queued for the sequence is applied first
-// returns false and says why where the state could not be captured whole
-bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags flags, server_slot_page & page, std::string & error);
+// returns false and says why where the state could not be read whole
+bool server_slot_page_read(
+        const server_seq_ref & src, llama_state_seq_flags flags,
+        uint8_t * tgt, uint8_t * dft, const server_slot_page_size & size, std::string & error);
 
 // put a state into a sequence, whatever that held before
 // returns false and says why where it does not arrive whole; the sequence is empty in both contexts then
+bool server_slot_page_write(
+        const server_seq_ref & dst, llama_state_seq_flags flags,
+        const uint8_t * tgt, const uint8_t * dft, const server_slot_page_size & size, std::string & error);
+
+// the same into and out of a page, which also remembers the positions and has the restored ones held against them
+bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags flags, server_slot_page & page, std::string & error);
 bool server_slot_page_restore(const server_slot_page & page, const server_seq_ref & dst, llama_state_seq_flags flags, std::string & error);

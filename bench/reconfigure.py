@@ -1,0 +1,295 @@
+"""Measures what a live reconfigure costs beside a relaunch, in one run and as one table.
+
+`make bench` builds the patched and the pristine engine and runs this on the default model with two
+conversations of about 5,000 tokens. Every figure comes from this run; ratios are what carries over
+to another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from llamactl_builder import build, models
+from llamactl_builder.progress import TerminalProgress
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SMALL, LARGE = {"n_ctx": 24576, "n_seq": 3}, {"n_ctx": 131072, "n_seq": 4}
+WARM = 64  # tokens of a prompt that only warms an engine up
+
+
+def say(text: str) -> None:
+    """Progress goes to stderr, the table to stdout."""
+    sys.stderr.write(text + "\n")
+
+
+class Engine:
+    """A llama-server on a port of its own."""
+
+    def __init__(self, binary: Path, model: Path, slots_dir: Path, n_seq: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=None,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+        self.process = subprocess.Popen(
+            [
+                *(str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
+                *("-c", str(8192 * n_seq), "-np", str(n_seq), "--slot-save-path", str(slots_dir)),
+                *("--cache-ram", "0", "--no-ui"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while not self._ready():
+            if self.process.poll() is not None:
+                raise SystemExit(f"{binary} exited with {self.process.returncode}")
+            time.sleep(0.01)
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return self.http.get("/health").status_code == httpx.codes.OK
+        return False
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """POST JSON; a status other than 200 ends the run."""
+        answer = self.http.post(path, json=body)
+        if answer.status_code != httpx.codes.OK:
+            raise SystemExit(f"POST {path}: {answer.status_code} {answer.text}")
+        document: dict[str, Any] = answer.json()
+        return document
+
+    def complete(self, slot: int, prompt: list[int], n_predict: int) -> dict[str, Any]:
+        """Return the `timings` of one completion in this slot."""
+        answer = self.post(
+            "/completion",
+            prompt=prompt,
+            n_predict=n_predict,
+            id_slot=slot,
+            temperature=0,
+            ignore_eos=True,
+            cache_prompt=True,
+        )
+        timings: dict[str, Any] = answer["timings"]
+        return timings
+
+    def converse(self, prompts: list[list[int]]) -> None:
+        """Hold one conversation in each slot."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda slot: self.complete(slot, prompts[slot], 1), range(len(prompts))))
+
+    def resident_bytes(self) -> int:
+        """Bytes of memory that the process has resident."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it is gone."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def running(engine: Engine) -> Iterator[Engine]:
+    """Stop the engine whatever happens."""
+    try:
+        yield engine
+    finally:
+        if engine.process.poll() is None:
+            engine.stop()
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """How long an action takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def memcpy_ms(n_bytes: int, repeats: int) -> float:
+    """Median time of one copy of so many bytes into memory that is already resident."""
+    source, target = memoryview(bytearray(b"\1" * n_bytes)), memoryview(bytearray(b"\2" * n_bytes))
+
+    def copy() -> None:
+        target[:] = source
+
+    copy()
+    return statistics.median(seconds(copy) for _ in range(repeats)) * 1e3
+
+
+@dataclass
+class Pauses:
+    """What the patched engine did."""
+
+    small_ms: float
+    large_ms: float
+    n_bytes: int
+    n_tokens: int
+    build_ms: float
+    resident_before: int
+    resident_after: int
+    reused: int
+    weight_loads: int
+
+
+def measure_pauses(engine: Engine, prompts: list[list[int]], repeats: int) -> Pauses:
+    """Reconfigure back and forth between the two geometries, the same states held."""
+    engine.converse(prompts)
+    before = engine.resident_bytes()
+    first = engine.post("/reconfigure", **LARGE)
+    after = engine.resident_bytes()
+    small, large = [], [first]
+    for _ in range(repeats):
+        small.append(engine.post("/reconfigure", **SMALL))
+        large.append(engine.post("/reconfigure", **LARGE))
+    timings = engine.complete(0, [*prompts[0], 100], 1)
+    return Pauses(
+        small_ms=statistics.median(receipt["pause_ms"] for receipt in small),
+        large_ms=statistics.median(receipt["pause_ms"] for receipt in large),
+        n_bytes=first["bytes_held"],
+        n_tokens=first["tokens_held"],
+        build_ms=statistics.median(r["outside_pause_ms"]["build"] for r in large),
+        resident_before=before,
+        resident_after=after,
+        reused=timings["cache_n"],
+        weight_loads=large[-1]["n_weight_loads"],
+    )
+
+
+def relaunch_s(
+    make: Callable[[int], Engine], prompts: list[list[int]], n_seq: int, *, restore: bool
+) -> float:
+    """From the stop of an engine that holds the conversations until another one holds them."""
+    with running(make(2)) as engine:
+        engine.converse(prompts)
+        start = time.perf_counter()
+        if restore:
+            for slot in range(len(prompts)):
+                engine.post(f"/slots/{slot}?action=save", filename=f"bench-{slot}.bin")
+        engine.stop()
+    with running(make(n_seq)) as engine:
+        if restore:
+            for slot in range(len(prompts)):
+                engine.post(f"/slots/{slot}?action=restore", filename=f"bench-{slot}.bin")
+        else:
+            engine.converse(prompts)
+        return time.perf_counter() - start
+
+
+def speeds(engines: list[Engine], prompt: list[int], repeats: int) -> list[tuple[float, float]]:
+    """Prefill and decode of each engine in tokens a second, best of interleaved runs."""
+    prefill: list[list[float]] = [[] for _ in engines]
+    decode: list[list[float]] = [[] for _ in engines]
+    for run in range(repeats):
+        for which, engine in enumerate(engines):
+            fresh = [100 + run, *prompt]  # another first token, so that nothing is reused
+            timings = engine.complete(0, fresh, 64)
+            prefill[which].append(timings["prompt_per_second"])
+            decode[which].append(timings["predicted_per_second"])
+    return [(max(p), max(d)) for p, d in zip(prefill, decode, strict=True)]
+
+
+def prompt_of(n_tokens: int, seed: int) -> list[int]:
+    """Token ids that no other conversation begins with."""
+    return [200 + (seed * 7919 + 31 * i + i * i % 97) % 4000 for i in range(n_tokens)]
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=5000, help="of each of two conversations")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+
+    with TerminalProgress() as progress:
+        patched = build.ensure_engine(progress=progress).path
+        pristine = build.ensure_engine(unpatched=True, progress=progress).path
+        model = models.ensure_default_model(progress)
+    prompts = [prompt_of(options.tokens, seed) for seed in (1, 2)]
+
+    with tempfile.TemporaryDirectory() as slots_dir:
+
+        def make(binary: Path, n_seq: int) -> Engine:
+            return Engine(binary, model, Path(slots_dir), n_seq)
+
+        say("patched: two conversations, then reconfigure back and forth")
+        with running(make(patched, 2)) as engine:
+            pauses = measure_pauses(engine, prompts, options.repeats)
+        copy_ms = memcpy_ms(pauses.n_bytes, options.repeats)
+        say("pristine: relaunch to another slot count, prefill again")
+        other_s = relaunch_s(lambda n: make(pristine, n), prompts, 3, restore=False)
+        say("pristine: relaunch to the same slot count, save and restore")
+        same_s = relaunch_s(lambda n: make(pristine, n), prompts, 2, restore=True)
+        say("both: prefill and decode speed, interleaved")
+        with running(make(patched, 2)) as ours, running(make(pristine, 2)) as theirs:
+            for engine in (ours, theirs):
+                engine.complete(0, prompt_of(WARM, 9), 8)
+            (our_prefill, our_decode), (their_prefill, their_decode) = speeds(
+                [ours, theirs], prompt_of(512, 3), options.repeats
+            )
+
+    resident = pauses.resident_after / pauses.resident_before
+    rows = [
+        ("pause at 131072 x 4", f"{pauses.large_ms:.1f} ms", ""),
+        ("pause at 24576 x 3", f"{pauses.small_ms:.1f} ms", ""),
+        ("build of the new contexts, beside decoding", f"{pauses.build_ms:.1f} ms", ""),
+        ("memcpy of the held bytes", f"{copy_ms:.1f} ms", ""),
+        ("relaunch to another slot count (prefill again)", f"{other_s:.2f} s", ""),
+        ("relaunch to the same slot count (save, restore)", f"{same_s:.2f} s", ""),
+        (
+            "relaunch to another slot count / pause",
+            f"{other_s * 1e3 / pauses.large_ms:.0f}",
+            ">= 100",
+        ),
+        (
+            "relaunch to the same slot count / pause",
+            f"{same_s * 1e3 / pauses.large_ms:.1f}",
+            ">= 8",
+        ),
+        (
+            "pause at 131072 x 4 / at 24576 x 3",
+            f"{pauses.large_ms / pauses.small_ms:.2f}",
+            "<= 1.3",
+        ),
+        ("pause / (2 x memcpy)", f"{pauses.large_ms / (2 * copy_ms):.2f}", "<= 1.5, at most 2.0"),
+        ("resident memory after growing / before", f"{resident:.3f}", "<= 1.05"),
+        ("prefill, patched / pristine", f"{our_prefill / their_prefill:.3f}", "0.98 to 1.02"),
+        ("decode, patched / pristine", f"{our_decode / their_decode:.3f}", "0.98 to 1.02"),
+        ("weight loads of the patched engine", str(pauses.weight_loads), "1"),
+    ]
+    table = Table("figure", "measured", "target", title="reconfigure against relaunch")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=100)
+    console.print(table)
+    console.print(
+        f"{pauses.n_tokens} tokens held in 2 slots, {pauses.n_bytes / 1e6:.0f} MB; the next "
+        f"request reused {pauses.reused} tokens. {platform.machine()}, {os.cpu_count()} cores, "
+        f"Linux {platform.release()}; medians of {options.repeats}."
+    )
+
+
+if __name__ == "__main__":
+    main()
