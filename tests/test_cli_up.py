@@ -47,8 +47,9 @@ def test_up_says_what_it_did_and_a_second_one_that_nothing_was_to_do(home: Home)
     assert rows["next"] == "llamactl status"
     assert ran.out.splitlines()[-1].strip() == "llamactl down"
 
-    again = home.run("--json", *home.up_words()).result
-    assert again["outcome"] == "already_up"
+    second = home.run("--json", *home.up_words())
+    again = second.result
+    assert (second.code, again["outcome"]) == (0, "already_up")
     assert f"pid {again['pid']}," in rows["engine"]
     assert again["daemon_started"] is False
     assert again["steps"] == []

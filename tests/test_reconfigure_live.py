@@ -1,0 +1,516 @@
+"""`POST /reconfigure` of the real engine, without a daemon: receipts, refusals and what goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from live_engine import N_CTX, N_SEQ, LiveEngine, live_engine
+from sandbox import WITHIN_S, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GROW = {"n_ctx": 4 * N_CTX, "n_seq": 2 * N_SEQ}
+SHRINK = {"n_ctx": N_CTX // 2, "n_seq": N_SEQ}
+PROMPTS = ("The lighthouse keeper walked down to the shore and", "Water begins to boil when")
+GREEDY = {
+    "prompt": PROMPTS,
+    "n_predict": 48,
+    "temperature": 0,
+    "ignore_eos": True,
+    "cache_prompt": False,
+}
+SAMPLED = GREEDY | {"temperature": 0.8, "seed": 7}
+NUMBERS_SCHEMA = {
+    "type": "array",
+    "minItems": 10,
+    "maxItems": 10,
+    "items": {"type": "integer", "minimum": 100, "maximum": 999},
+}
+GRAMMAR = SAMPLED | {"n_predict": 80, "ignore_eos": False, "json_schema": NUMBERS_SCHEMA}
+REPEATED = (
+    "The cat sat on the mat. The dog ran in the park.\n" * 4,
+    "1 2 3 4 5 6 7 8 9 10 11 12\n" * 4,
+)
+SPECULATION = {
+    "draft-simple": ("--spec-draft-n-max", "3"),
+    "ngram-simple": ("--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "3"),
+}
+CONVERSATION = {
+    "prompt": "Once upon a time there was a fox who lived beside a river. Every morning",
+    "n_predict": 24,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+
+
+@pytest.fixture(scope="module")
+def shared(engine_path: Path, model_path: Path) -> Iterator[LiveEngine]:
+    with live_engine(engine_path, model_path) as live:
+        yield live
+
+
+@pytest.fixture
+def engine(shared: LiveEngine) -> LiveEngine:
+    """An engine with empty slots and the first geometry, whatever was done to it before."""
+    shared.reset()
+    return shared
+
+
+def short(live: LiveEngine, slot: int, n_predict: int = 4) -> Any:
+    """Have a short conversation in this slot."""
+    body = CONVERSATION | {"id_slot": slot, "n_predict": n_predict}
+    return live.ask("/completion", **body).receipt
+
+
+def applied(live: LiveEngine, **fields: object) -> Any:
+    receipt = live.reconfigure(**fields).receipt
+    assert receipt["outcome"] == "applied"
+    return receipt
+
+
+# What a receipt says
+
+
+def test_a_receipt_accounts_for_the_pause_and_for_every_byte_held(engine: LiveEngine) -> None:
+    short(engine, 0)
+    short(engine, 1, n_predict=9)
+    saved_bytes = [engine.saved_state_bytes(slot) for slot in (0, 1)]
+    tokens = [slot["n_prompt_tokens"] for slot in engine.slots()]
+    before = engine.geometry()
+    receipt = applied(engine, **GROW)
+    assert receipt["previous"] == before
+    assert receipt["geometry"] == before | {
+        "n_ctx": 16384,
+        "n_seq": 4,
+        "n_ctx_seq": 4096,
+        "n_ctx_slot": 4096,
+    }
+    phases = receipt["phases_ms"]
+    assert list(phases) == ["sync", "page_out", "page_in", "swap", "first_decode_setup"]
+    assert all(ms >= 0 for ms in phases.values())
+    assert sum(phases.values()) == pytest.approx(receipt["pause_ms"], abs=1e-6)
+    assert receipt["pause_ms"] > 0
+    assert receipt["outside_pause_ms"]["build"] > 0
+    assert [slot["fate"] for slot in receipt["slots"]] == ["resident", "resident"]
+    assert [slot["slot"] for slot in receipt["slots"]] == [0, 1]
+    assert [slot["tokens"] for slot in receipt["slots"]] == tokens
+    assert receipt["tokens_held"] == sum(tokens)
+    assert receipt["bytes_held"] == sum(saved_bytes)
+    assert receipt["bytes_held"] // receipt["tokens_held"] in range(23040, 23200)
+    assert receipt["parked"] == []
+    assert receipt["n_weight_loads"] == 1
+    assert engine.props()["last_reconfigure"] == receipt
+
+
+def test_the_training_context_bounds_what_a_slot_may_use(engine: LiveEngine) -> None:
+    geometry = applied(engine, n_ctx=131072, n_seq=4)["geometry"]
+    assert (geometry["n_ctx_seq"], geometry["n_ctx_slot"]) == (32768, 8192)
+
+
+def test_sizes_are_rounded_up_to_what_libllama_makes_of_them(engine: LiveEngine) -> None:
+    geometry = applied(engine, n_ctx=10000, n_seq=3)["geometry"]
+    assert (geometry["n_ctx"], geometry["n_ctx_seq"]) == (10752, 3584)
+
+
+@pytest.mark.parametrize("body", ["{}", json.dumps({"n_ctx": N_CTX - 100, "n_seq": N_SEQ})])
+def test_a_change_to_what_there_is_touches_nothing(engine: LiveEngine, body: str) -> None:
+    before = engine.props()
+    receipt = engine.reconfigure_raw(body).receipt
+    assert receipt["outcome"] == "unchanged"
+    assert receipt["previous"] == receipt["geometry"] == before["context_geometry"]
+    assert receipt["pause_ms"] == 0
+    assert engine.props() == before
+
+
+def test_a_dry_run_says_what_it_needs_and_touches_nothing(engine: LiveEngine) -> None:
+    short(engine, 1)
+    before, slots = engine.props(), engine.slots()
+    receipt = engine.reconfigure(**GROW, dry_run=True).receipt
+    assert receipt["outcome"] == "planned"
+    assert receipt["previous"] == before["context_geometry"]
+    assert receipt["geometry"]["n_ctx"] == GROW["n_ctx"]
+    assert receipt["pause_ms"] == 0
+    assert [slot["slot"] for slot in receipt["slots"]] == [1]
+    kv_bytes = GROW["n_ctx"] * 23040
+    assert kv_bytes < sum(receipt["bytes_needed"].values()) < 2 * kv_bytes
+    assert engine.props() == before
+    assert engine.slots() == slots
+    assert applied(engine, **GROW)["bytes_needed"] == receipt["bytes_needed"]
+
+
+def test_everything_that_tells_a_size_follows(engine: LiveEngine) -> None:
+    loaded = engine.props()
+    applied(engine, **GROW)
+    props = engine.props()
+    assert props["total_slots"] == 4
+    assert props["default_generation_settings"]["n_ctx"] == 4096
+    assert [(slot["id"], slot["n_ctx"]) for slot in engine.slots()] == [
+        (0, 4096),
+        (1, 4096),
+        (2, 4096),
+        (3, 4096),
+    ]
+    models = engine.tcp.get("/v1/models").json()
+    assert models["data"][0]["meta"]["n_ctx"] == 4096
+    assert props["n_weight_loads"] == 1
+    assert props["instance_id"] == loaded["instance_id"]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"n_ctx": 0}', "n_ctx has to be between 1 and"),
+        ('{"n_ctx": -1}', "n_ctx has to be between 1 and"),
+        ('{"n_ctx": 1000000000000}', "n_ctx has to be between 1 and"),
+        ('{"n_ctx": 2147483647}', "n_ctx has to be between 1 and"),
+        ('{"n_ctx": "big"}', "'n_ctx' has to be an integer, got \"big\""),
+        ('{"n_ctx": 1e3}', "'n_ctx' has to be an integer, got 1000.0"),
+        ('{"n_ctx": 1e400}', "JSON object"),
+        ('{"n_ctx": null}', "'n_ctx' has to be an integer, got null"),
+        ('{"n_seq": 0}', "n_seq has to be between 1 and 256"),
+        ('{"n_seq": 257}', "n_seq has to be between 1 and 256"),
+        ('{"n_seq": -1}', "n_seq has to be between 1 and 256"),
+        ('{"n_seq": true}', "'n_seq' has to be an integer, got true"),
+        ('{"kv_unified": 1}', "'kv_unified' has to be true or false, got 1"),
+        ('{"dry_run": "yes"}', "'dry_run' has to be true or false"),
+        ('{"cache_type_k": 8}', "'cache_type_k' has to be a string, got 8"),
+        ('{"n_ctx": 8192, "slots": 4}', "unknown field 'slots'"),
+        ("[]", "JSON object"),
+        ('"n_ctx"', "JSON object"),
+        ("", "JSON object"),
+        ('{"n_ctx": 8192', "JSON object"),
+        ("\xff", "JSON object"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_told_why(
+    engine: LiveEngine, body: str, said: str
+) -> None:
+    before = engine.props()
+    answer = engine.reconfigure_raw(body)
+    assert answer.status == 400
+    assert answer.error["type"] == "reconfigure_refused"
+    assert answer.error["reason"] == "invalid_geometry"
+    assert said in answer.error["message"]
+    assert engine.props() == before
+
+
+@pytest.mark.parametrize("extra", [{}, {"force": True}])
+def test_another_cache_type_is_a_cold_start(engine: LiveEngine, extra: dict[str, object]) -> None:
+    answer = engine.reconfigure(n_ctx=8192, cache_type_k="q8_0", **extra)
+    assert (answer.status, answer.error["reason"]) == (409, "cache_type_change")
+    assert engine.reconfigure(cache_type_k="f16", cache_type_v="f16").receipt["outcome"] == (
+        "unchanged"
+    )
+
+
+def test_what_memory_cannot_hold_is_refused_with_both_numbers(engine: LiveEngine) -> None:
+    short(engine, 0)
+    before = engine.props()
+    answer = engine.reconfigure(n_ctx=2_000_000_000)
+    assert (answer.status, answer.error["reason"]) == (409, "insufficient_memory")
+    needed = answer.error["details"]["bytes_needed"]
+    available = answer.error["details"]["bytes_available"]
+    assert needed > available > 0
+    assert engine.props() == before
+    assert short(engine, 0)["timings"]["cache_n"] > 0
+
+
+def test_a_slot_that_holds_a_conversation_is_not_shrunk_away(engine: LiveEngine) -> None:
+    applied(engine, **GROW)
+    short(engine, 3)
+    before = engine.props()
+    answer = engine.reconfigure(n_seq=2)
+    assert (answer.status, answer.error["reason"]) == (400, "invalid_geometry")
+    assert "slot 3 holds a conversation" in answer.error["message"]
+    assert answer.error["details"]["slot"] == 3
+    assert engine.props() == before
+    engine.erase(3)
+    assert applied(engine, n_seq=2)["geometry"]["n_seq"] == 2
+
+
+def test_a_conversation_is_not_shrunk_below_its_length(engine: LiveEngine) -> None:
+    prompt = "word " * 400
+    held = engine.ask("/completion", prompt=prompt, n_predict=1, id_slot=1).receipt
+    answer = engine.reconfigure(n_ctx=512)
+    assert (answer.status, answer.error["reason"]) == (400, "invalid_geometry")
+    details = answer.error["details"]
+    assert details["slot"] == 1
+    assert details["tokens_fit"] == 256
+    assert details["tokens_held"] == held["tokens_evaluated"]
+    assert applied(engine, n_ctx=1024)["tokens_held"] == details["tokens_held"]
+
+
+def test_a_private_engine_is_changed_through_its_unix_socket_only(
+    engine_path: Path, model_path: Path
+) -> None:
+    with live_engine(engine_path, model_path, "--admin-private") as live:
+        refused = live.reconfigure(**GROW)
+        assert refused.status == 403
+        assert refused.error["type"] == "permission_error"
+        assert "unix socket" in refused.error["message"]
+        assert live.geometry()["n_ctx"] == N_CTX
+        allowed = live.unix.post("/reconfigure", json=GROW)
+        assert (allowed.status_code, allowed.json()["outcome"]) == (200, "applied")
+        assert live.geometry()["n_seq"] == GROW["n_seq"]
+        assert live.tcp.get("/slots").status_code == 200
+
+
+# Many at once
+
+
+def test_changes_at_the_same_time_are_serialised_or_refused(engine: LiveEngine) -> None:
+    def change(n: int) -> tuple[int, str]:
+        answer = engine.reconfigure(n_ctx=N_CTX * (1 + n % 5))
+        return answer.status, answer.body.get("outcome") or answer.error["reason"]
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(change, range(40)))
+    assert set(answers) <= {
+        (200, "applied"),
+        (200, "unchanged"),
+        (409, "reconfigure_in_progress"),
+    }
+    assert (200, "applied") in answers
+    assert (409, "reconfigure_in_progress") in answers, "no two ever met"
+    assert engine.props()["n_weight_loads"] == 1
+    assert short(engine, 1)["tokens_predicted"] == 4
+
+
+def test_requests_that_arrive_during_changes_all_complete(engine: LiveEngine) -> None:
+    ended = threading.Event()
+
+    def watch_health() -> list[int]:
+        seen = []
+        while not ended.wait(0.05):
+            seen.append(engine.unix.get("/health").status_code)
+        return seen
+
+    def complete(n: int) -> tuple[int, int]:
+        prompt = f"Count to ten: {n}, {n + 1},"
+        answer = engine.ask("/completion", prompt=prompt, n_predict=8, ignore_eos=True)
+        return answer.status, answer.body["tokens_predicted"]
+
+    with ThreadPoolExecutor(7) as pool:
+        health = pool.submit(watch_health)
+        try:
+            answers = [pool.submit(complete, n) for n in range(30)]
+            for n_seq in range(3, 13):
+                applied(engine, n_ctx=n_seq * 512 * (1 + n_seq % 2), n_seq=n_seq)
+            unanswered = sum(not answer.done() for answer in answers)
+            completed = [answer.result(WITHIN_S) for answer in answers]
+        finally:
+            ended.set()
+        healthy = health.result(WITHIN_S)
+    assert completed == [(200, 8)] * 30
+    assert unanswered < 30, "no request was answered between the changes"
+    assert set(healthy) == {200}
+    assert engine.props()["n_weight_loads"] == 1
+
+
+# What goes on
+
+
+@pytest.mark.parametrize("body", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_generations_go_on_across_a_grow_and_a_shrink(
+    engine: LiveEngine, body: dict[str, Any]
+) -> None:
+    control = engine.generate(body)
+    assert engine.generate(body).written == control.written
+    changed = engine.generate_changed(body, [GROW, SHRINK])
+    assert changed.written == control.written
+    for receipt, geometry in zip(changed.receipts, (GROW, SHRINK), strict=True):
+        assert receipt["geometry"] | geometry == receipt["geometry"]
+        assert receipt["n_weight_loads"] == 1
+
+
+def test_the_seed_is_what_makes_sampled_runs_equal(engine: LiveEngine) -> None:
+    assert engine.generate(SAMPLED).texts != engine.generate(SAMPLED | {"seed": 8}).texts
+
+
+def test_a_grammar_holds_across_changes(engine: LiveEngine) -> None:
+    control = engine.generate(GRAMMAR)
+    changed = engine.generate_changed(GRAMMAR, [GROW, SHRINK])
+    assert changed.written == control.written
+    for text in changed.texts:
+        numbers = json.loads(text)
+        assert len(numbers) == 10
+        assert all(100 <= number <= 999 for number in numbers)
+
+
+def test_generations_go_on_between_unified_and_separate_caches(engine: LiveEngine) -> None:
+    control = engine.generate(GREEDY)
+    unified, separate = {"kv_unified": True}, {"kv_unified": False}
+    changed = engine.generate_changed(GREEDY, [unified, separate])
+    assert changed.texts == control.texts
+    assert [receipt["geometry"]["n_ctx_seq"] for receipt in changed.receipts] == [4096, 2048]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on"),
+        ("--flash-attn", "off"),
+        ("--kv-unified",),
+    ],
+    ids=["q8_0", "no flash attention", "unified"],
+)
+def test_generations_go_on_with_another_kind_of_cache(
+    engine_path: Path, model_path: Path, options: tuple[str, ...]
+) -> None:
+    with live_engine(engine_path, model_path, *options) as live:
+        control = live.generate(GREEDY)
+        assert live.generate(GREEDY).written == control.written
+        changed = live.generate_changed(GREEDY, [GROW, SHRINK])
+        assert changed.written == control.written
+
+
+@pytest.mark.parametrize("kind", SPECULATION)
+def test_drafts_go_on_across_changes(engine_path: Path, model_path: Path, kind: str) -> None:
+    options = ["--spec-type", kind, *SPECULATION[kind]]
+    if kind == "draft-simple":
+        options += ["--model-draft", str(model_path)]
+    body = GREEDY | {"prompt": REPEATED, "n_predict": 64}
+    with live_engine(engine_path, model_path, *options) as live:
+        control = live.generate(body)
+        assert live.generate(body).written == control.written
+        assert all(n_accepted > 10 for _, n_accepted in control.draft_counts)
+        changed = live.generate_changed(body, [GROW, SHRINK])
+        assert changed.written == control.written
+
+
+def test_a_moved_conversation_is_not_processed_again(engine: LiveEngine) -> None:
+    body = CONVERSATION | {"id_slot": 1}
+    first = engine.ask("/completion", **body).receipt
+    longer = body | {"prompt": f"{body['prompt']}{first['content']} Then"}
+    control = engine.ask("/completion", **longer).receipt
+    engine.erase()
+    assert engine.ask("/completion", **body).receipt["content"] == first["content"]
+    applied(engine, **GROW)
+    moved = engine.ask("/completion", **longer).receipt
+    assert moved["timings"]["cache_n"] == control["timings"]["cache_n"] > 30
+    assert moved["content"] == control["content"]
+
+
+def test_a_saved_slot_is_restored_under_another_slot_count(engine: LiveEngine) -> None:
+    """Upstream answers this with `n_stream mismatch`: the conversation was lost."""
+    body = CONVERSATION | {"id_slot": 0}
+    first = engine.ask("/completion", **body).receipt
+    saved = engine.ask("/slots/0?action=save", filename="fox").receipt
+    longer = body | {"prompt": f"{body['prompt']}{first['content']} Then"}
+    control = engine.ask("/completion", **longer).receipt
+    engine.erase()
+    applied(engine, **GROW)
+    restored = engine.ask("/slots/3?action=restore", filename="fox").receipt
+    assert restored["n_restored"] == saved["n_saved"]
+    again = engine.ask("/completion", **longer | {"id_slot": 3}).receipt
+    assert again["timings"]["cache_n"] == control["timings"]["cache_n"] > 30
+    assert again["content"] == control["content"]
+
+
+def test_more_choices_than_slots_are_refused_by_name_and_fit_after_a_grow(
+    engine: LiveEngine,
+) -> None:
+    body = CONVERSATION | {"n_predict": 4, "n": 4}
+    refused = engine.ask("/v1/completions", **body)
+    assert refused.status == 400
+    assert "n_cmpl = 4 is above the number of slots (2)" in refused.error["message"]
+    applied(engine, **GROW)
+    assert len(engine.ask("/v1/completions", **body).receipt["choices"]) == 4
+
+
+# Callers that hang up, and the end
+
+
+def hang_up(live: LiveEngine, **fields: object) -> None:
+    """Ask for a change and close the connection without reading the answer."""
+    body = json.dumps(fields)
+    head = f"POST /reconfigure HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", live.port), WITHIN_S) as caller:
+        caller.sendall((head + body).encode())
+
+
+def test_a_caller_that_hangs_up_does_not_undo_the_change(engine: LiveEngine) -> None:
+    hang_up(engine, **GROW)
+    until(lambda: engine.geometry()["n_seq"] == GROW["n_seq"])
+    last = engine.props()["last_reconfigure"]
+    assert last["outcome"] == "applied"
+    assert last["geometry"]["n_ctx"] == GROW["n_ctx"]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="server_response_reader::stop() cancels the task while it is still in the queue",
+)
+def test_a_caller_that_hangs_up_before_the_safe_point_does_not_either(engine: LiveEngine) -> None:
+    """The change waits behind a long batch; the server looks for lost callers meanwhile."""
+    prompt = "word " * 600
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(engine.ask, "/completion", prompt=prompt, n_predict=1)
+        until(lambda: any(slot["is_processing"] for slot in engine.slots()))
+        hang_up(engine, **GROW)
+        assert answer.result(WITHIN_S).status == 200
+    until(lambda: engine.geometry()["n_seq"] == GROW["n_seq"], within_s=5)
+    assert engine.props()["last_reconfigure"]["outcome"] == "applied"
+
+
+ENDLESS = {"prompt": PROMPTS[0], "n_predict": -1, "ignore_eos": True, "stream": True}
+
+
+def read_to_the_end(live: LiveEngine, started: threading.Semaphore) -> str:
+    """Stream an answer without an end; return what came last, however the stream broke off."""
+    last = ""
+    with (
+        contextlib.suppress(httpx.RemoteProtocolError),
+        live.tcp.stream("POST", "/completion", json=ENDLESS) as answer,
+    ):
+        for n, line in enumerate(filter(None, answer.iter_lines())):
+            last = line
+            if n == 4:
+                started.release()
+    return last
+
+
+def terminate_under_streams(live: LiveEngine, n_streams: int) -> tuple[int, list[str]]:
+    """Send TERM while all streams run; return the exit status and the last lines."""
+    started = threading.Semaphore(0)
+    with ThreadPoolExecutor(n_streams) as pool:
+        streams = [pool.submit(read_to_the_end, live, started) for _ in range(n_streams)]
+        for _ in streams:
+            assert started.acquire(timeout=WITHIN_S)
+        live.process.send_signal(signal.SIGTERM)
+        status = live.process.wait(WITHIN_S)
+        return status, [stream.result(WITHIN_S) for stream in streams]
+
+
+def test_terminate_ends_the_process_under_open_streams(engine_path: Path, model_path: Path) -> None:
+    """Unpatched it goes on for as long as a client streams: minutes here."""
+    with live_engine(engine_path, model_path) as live:
+        applied(live, **GROW)
+        status, _ = terminate_under_streams(live, n_streams=4)
+        assert status == 0
+
+
+@pytest.mark.xfail(
+    strict=False,
+    reason="a race: clean_up() stops the HTTP server before the last event has been written",
+)
+def test_terminate_ends_open_streams_with_an_error(engine_path: Path, model_path: Path) -> None:
+    for _ in range(3):
+        with live_engine(engine_path, model_path) as live:
+            _, (end,) = terminate_under_streams(live, n_streams=1)
+            error = json.loads(end.removeprefix("data: ")).get("error", {})
+            assert error.get("message") == "the server is shutting down"
+            assert error["code"] == 503
