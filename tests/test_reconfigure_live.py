@@ -382,7 +382,7 @@ def test_drafts_go_on_across_changes(engine_path: Path, model_path: Path, kind: 
     options = ["--spec-type", kind, *SPECULATION[kind]]
     if kind == "draft-simple":
         options += ["--model-draft", str(model_path)]
-    body = GREEDY | {"prompt": REPEATED, "n_predict": 64}
+    body = GREEDY | {"prompt": REPEATED}
     with live_engine(engine_path, model_path, *options) as live:
         control = live.generate(body)
         assert live.generate(body).written == control.written
