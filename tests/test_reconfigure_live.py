@@ -450,10 +450,6 @@ def test_a_caller_that_hangs_up_does_not_undo_the_change(engine: LiveEngine) -> 
     assert last["geometry"]["n_ctx"] == GROW["n_ctx"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="server_response_reader::stop() cancels the task while it is still in the queue",
-)
 def test_a_caller_that_hangs_up_before_the_safe_point_does_not_either(engine: LiveEngine) -> None:
     """The change waits behind a long batch; the server looks for lost callers meanwhile."""
     prompt = "word " * 600
@@ -503,10 +499,6 @@ def test_terminate_ends_the_process_under_open_streams(engine_path: Path, model_
         assert status == 0
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a race: clean_up() stops the HTTP server before the last event has been written",
-)
 def test_terminate_ends_open_streams_with_an_error(engine_path: Path, model_path: Path) -> None:
     for _ in range(3):
         with live_engine(engine_path, model_path) as live:
