@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SMALL, LARGE = {"n_ctx": 24576, "n_seq": 3}, {"n_ctx": 131072, "n_seq": 4}
 WARM = 64  # tokens of a prompt that only warms an engine up
+SETTLE_S = 2.0  # the old contexts are freed beside decoding, after the receipt
 
 
 def say(text: str) -> None:
@@ -167,6 +168,7 @@ def measure_pauses(engine: Engine, prompts: list[list[int]], repeats: int) -> Pa
     engine.converse(prompts)
     before = engine.resident_bytes()
     first = engine.post("/reconfigure", **LARGE)
+    time.sleep(SETTLE_S)
     after = engine.resident_bytes()
     small, large = [], [first]
     for _ in range(repeats):

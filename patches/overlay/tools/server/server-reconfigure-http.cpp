@@ -130,8 +130,9 @@ json server_reconfigure_to_json(const server_reconfigure_result & result) {
             {"first_decode_setup", to_ms(result.t_attach_us)},
         }},
         {"outside_pause_ms", {
-            {"wait",  to_ms(result.t_wait_us)},
-            {"build", to_ms(result.t_build_us)},
+            {"wait",     to_ms(result.t_wait_us)},
+            {"build",    to_ms(result.t_build_us)},
+            {"prefault", to_ms(result.t_prefault_us)},
         }},
         {"tokens_held",    result.n_tokens_held},
         {"bytes_held",     result.n_bytes_held},

@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 struct server_context_impl;
@@ -68,6 +69,7 @@ private:
 
     server_context_impl & srv;
 
+    void prefault(const std::vector<std::pair<llama_seq_id, uint32_t>> & cells, size_t n_bytes_page); // worker thread
     void publish(const server_geometry & geometry, std::shared_ptr<const server_reconfigure_result> last);
     void answer(int id_task, server_reconfigure_result && result);
     void retire(server_context_set && set) noexcept;

@@ -266,8 +266,9 @@ server_reconfigure_result server_reconfigure_finish(
     res.previous     = plan.previous;
     res.geometry     = plan.next;
     res.bytes_needed = build.bytes_needed;
-    res.t_build_us   = build.t_us;
-    res.t_wait_us    = std::max<int64_t>(0, t_start - plan.t_request_us - build.t_us);
+    res.t_build_us     = build.t_us;
+    res.t_prefault_us  = build.t_prefault_us;
+    res.t_wait_us      = std::max<int64_t>(0, t_start - plan.t_request_us - build.t_us - build.t_prefault_us);
     res.n_weight_loads = engine.n_weight_loads();
 
     const auto slots = engine.slots();

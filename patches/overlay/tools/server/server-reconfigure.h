@@ -107,8 +107,9 @@ struct server_reconfigure_result {
     int64_t t_pause_us() const { return t_sync_us + t_page_out_us + t_page_in_us + t_attach_us + t_swap_us; }
 
     // beside decoding
-    int64_t t_wait_us  = 0; // from the request to the safe point, the build excluded
-    int64_t t_build_us = 0;
+    int64_t t_wait_us     = 0; // from the request to the safe point, the build and the prefault excluded
+    int64_t t_build_us    = 0;
+    int64_t t_prefault_us = 0;
 
     struct slot {
         int32_t id       = 0;
@@ -139,7 +140,9 @@ struct server_reconfigure_build {
 
     std::map<std::string, int64_t> bytes_needed; // device -> bytes
     int64_t host_bytes_needed = 0;               // of them, in host memory
-    int64_t t_us = 0;
+
+    int64_t t_us          = 0;
+    int64_t t_prefault_us = 0; // after the build: memory that the states will be copied into was made resident
 };
 
 struct server_reconfigure_move {
