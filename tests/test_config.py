@@ -48,6 +48,25 @@ def test_a_directory_of_another_user_is_refused(
     assert caught.value.code == "insecure_directory"
 
 
+def test_a_directory_that_holds_something_is_not_narrowed(tmp_path: Path) -> None:
+    shared = tmp_path / "r"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "somebody's").touch()
+    with pytest.raises(LlamactlError) as caught:
+        Paths(tmp_path / "c", tmp_path / "s", shared).create()
+    assert caught.value.code == "insecure_directory"
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
+
+
+def test_what_is_no_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LlamactlError) as caught:
+        Paths(tmp_path / "c", tmp_path / "s", tmp_path / "file").create()
+    assert caught.value.code == "state_unwritable"
+    assert str(tmp_path / "file") in caught.value.message
+
+
 def test_settings_come_from_the_environment() -> None:
     assert Settings.from_env({"LLAMACTL_STOP_TERM_S": "0.5"}).stop_term_s == 0.5
     assert Settings.from_env({}).stop_term_s == 5.0

@@ -56,7 +56,9 @@ def main() -> int:
     for noisy in ("httpx", "httpcore", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        daemon = Daemon(Paths.from_env(), Settings.from_env(), _version())
+        paths = Paths.from_env()
+        paths.create()
+        daemon = Daemon(paths, Settings.from_env(), _version())
         asyncio.run(daemon.run(resume=not arguments.no_resume))
     except LlamactlError as exc:
         logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)

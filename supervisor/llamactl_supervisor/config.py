@@ -152,19 +152,34 @@ class Settings(BaseModel):
 def make_private_dir(directory: Path) -> None:
     """Create `directory` as 0700 of this user, or prove that it is one.
 
-    An existing directory of ours that others can enter is narrowed; one that belongs to somebody
-    else, or is a symbolic link of somebody else, is an `INSECURE_DIRECTORY`.
+    An empty directory of ours that others can enter is narrowed. One that holds something is not
+    (it may be anybody's: a home, `/tmp`), and is an `INSECURE_DIRECTORY`, as is one that belongs to
+    somebody else. One that cannot be had at all is `STATE_UNWRITABLE`.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    link, target = directory.lstat(), directory.stat()
-    if {link.st_uid, target.st_uid} != {os.geteuid()}:
+    choose = f"choose another directory with {ENV_PREFIX}*_DIR"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link, target = directory.lstat(), directory.stat()
+        if {link.st_uid, target.st_uid} != {os.geteuid()}:
+            raise error(
+                Code.INSECURE_DIRECTORY,
+                f"{directory} belongs to uid {target.st_uid}, not to uid {os.geteuid()}",
+                hint=f"remove it, or {choose}",
+            )
+        if stat.S_IMODE(target.st_mode) & 0o077:
+            if any(directory.iterdir()):
+                raise error(
+                    Code.INSECURE_DIRECTORY,
+                    f"{directory} is in use and others may enter it",
+                    hint=f"chmod 700 it if it is llamactl's alone, or {choose}",
+                )
+            directory.chmod(0o700)
+    except OSError as exc:
         raise error(
-            Code.INSECURE_DIRECTORY,
-            f"{directory} belongs to uid {target.st_uid}, not to uid {os.geteuid()}",
-            hint=f"remove it, or choose another directory with {ENV_PREFIX}*_DIR",
-        )
-    if stat.S_IMODE(target.st_mode) & 0o077:
-        directory.chmod(0o700)
+            Code.STATE_UNWRITABLE,
+            f"{directory} cannot be used as a directory: {exc.strerror or exc}",
+            hint=choose,
+        ) from exc
 
 
 def _chosen(env: Mapping[str, str], name: str) -> Path | None:
