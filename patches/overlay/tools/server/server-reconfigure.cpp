@@ -55,11 +55,35 @@ static server_reconfigure_result refuse(
     return res;
 }
 
-// returns false and fills in `result` where a state is held that cannot be touched at all
+static bool holds_anything(const server_reconfigure_engine & engine) {
+    const auto slots = engine.slots();
+
+    return engine.limits().n_states_cached > 0 || !engine.parked().empty() ||
+        std::any_of(slots.begin(), slots.end(), [](const auto & load) { return load.held(); });
+}
+
+// keys that were turned with one set of rope factors are wrong for the other one
+static bool crosses_rope_switch(const server_geometry_limits & limits, const server_geometry & current, const server_geometry & next) {
+    return limits.n_ctx_rope > 0 && (next.n_ctx_seq > limits.n_ctx_rope) != (current.n_ctx_seq > limits.n_ctx_rope);
+}
+
+// returns false and fills in `result` where a state is held that cannot be carried at all
+// asked twice: the slots go on while the contexts are built
 static bool admit(
         const server_reconfigure_engine & engine,
         const server_geometry           & current,
+        const server_geometry           & next,
               server_reconfigure_result & result) {
+    const auto limits = engine.limits();
+
+    if (crosses_rope_switch(limits, current, next) && holds_anything(engine)) {
+        result = refuse(current, SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE,
+                "this model has other rope factors above " + std::to_string(limits.n_ctx_rope) + " cells for each sequence: the change from " +
+                std::to_string(current.n_ctx_seq) + " to " + std::to_string(next.n_ctx_seq) + " drops every state that is held; 'force': true takes it",
+                {{"n_ctx_seq", next.n_ctx_seq}, {"n_ctx_seq_switch", limits.n_ctx_rope}});
+        return false;
+    }
+
     for (const auto & slot : engine.slots()) {
         if (slot.waits_for_parent) {
             result = refuse(current, SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS,
@@ -105,13 +129,6 @@ static std::vector<server_state_plan> plan_states(
 // begin
 //
 
-static bool holds_anything(const server_reconfigure_engine & engine, const server_geometry_limits & limits) {
-    const auto slots = engine.slots();
-
-    return limits.n_states_cached > 0 || !engine.parked().empty() ||
-        std::any_of(slots.begin(), slots.end(), [](const auto & load) { return load.held(); });
-}
-
 bool server_reconfigure_begin(
         const server_reconfigure_engine & engine,
         const server_geometry_request   & request,
@@ -155,18 +172,10 @@ bool server_reconfigure_begin(
         plan.drop = true;
     }
 
-    // keys that were turned with one set of rope factors are wrong for the other one
-    if (limits.n_ctx_rope > 0 && (next.n_ctx_seq > limits.n_ctx_rope) != (current.n_ctx_seq > limits.n_ctx_rope) && holds_anything(engine, limits)) {
-        if (!request.force) {
-            return refused(refuse(current, SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE,
-                    "this model has other rope factors above " + std::to_string(limits.n_ctx_rope) + " cells for each sequence: the change from " +
-                    std::to_string(current.n_ctx_seq) + " to " + std::to_string(next.n_ctx_seq) + " drops every state that is held; 'force': true takes it",
-                    {{"n_ctx_seq", next.n_ctx_seq}, {"n_ctx_seq_switch", limits.n_ctx_rope}}));
-        }
-        plan.drop = true;
-    }
+    // even where nothing is held yet: a slot may be by the time that the contexts are built
+    plan.drop = plan.drop || (request.force && crosses_rope_switch(limits, current, next));
 
-    if (!plan.drop && !admit(engine, current, result)) {
+    if (!plan.drop && !admit(engine, current, next, result)) {
         return refused(std::move(result));
     }
 
@@ -250,7 +259,7 @@ struct change {
         }
 
         // the slots went on while the contexts were built
-        if (!plan.drop && !admit(engine, current, res)) {
+        if (!plan.drop && !admit(engine, current, plan.next, res)) {
             return give_up(res.reason, res.message, res.details);
         }
 
