@@ -255,7 +255,8 @@ struct change {
 
     server_reconfigure_result run() {
         if (!built.ok && !built.no_memory) {
-            return give_up(SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, "the new contexts could not be built, the old ones are serving: " + built.error);
+            return give_up(SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, "the new contexts could not be built, " +
+                    std::string(engine.serving() ? "the old ones are serving: " : "nothing serves and every state is parked still: ") + built.error);
         }
 
         // the slots went on while the contexts were built
@@ -292,6 +293,10 @@ struct change {
                 return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
                         "the new contexts would not fit in the memory that is left once they are filled", numbers);
             }
+            if (!engine.serving()) {
+                return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+                        "the new contexts do not fit in the memory that is left, nothing serves and every state is parked still", numbers);
+            }
             // sequences that share cells would have cells of their own when the old geometry has to be rebuilt
             int64_t n_tokens = 0;
             int64_t n_bytes  = 0;
@@ -299,7 +304,7 @@ struct change {
                 n_tokens += load.n_tokens;
                 n_bytes  += load.n_bytes;
             }
-            if (!engine.serving() || (limits.memory_bytes > 0 && n_bytes > limits.memory_bytes) || (current.kv_unified && n_tokens > current.n_ctx)) {
+            if ((limits.memory_bytes > 0 && n_bytes > limits.memory_bytes) || (current.kv_unified && n_tokens > current.n_ctx)) {
                 return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
                         "the new contexts do not fit beside the old ones, and those cannot be let go first without the risk of losing a state", numbers);
             }
@@ -441,16 +446,17 @@ struct change {
         }
 
         for (auto & state : states) {
-            state.fate    = SERVER_STATE_FATE_PARKED;
-            state.reason  = state.was_parked ? state.reason : SERVER_PARK_REASON_NO_CONTEXT;
-            state.id_slot = -1;
+            state.fate       = SERVER_STATE_FATE_PARKED;
+            state.reason     = state.was_parked ? state.reason : SERVER_PARK_REASON_NO_CONTEXT;
+            state.tokens_fit = 0;
+            state.id_slot    = -1;
         }
         engine.strand(states);
 
         auto refused = refuse(current, SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED,
                 "neither the new contexts could be built nor the old ones again, so no slot serves; every state is parked in host memory. "
                 "Make memory free or ask for a smaller geometry: POST /reconfigure builds it and places the states. "
-                "New: " + error + ". Old: " + error_back);
+                "New: " + (error.empty() ? "not enough memory" : error) + ". Old: " + error_back, details);
         refused.stranded       = true;
         refused.states         = states;
         refused.n_weight_loads = engine.n_weight_loads();
