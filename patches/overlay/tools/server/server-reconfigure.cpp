@@ -393,6 +393,8 @@ struct change {
 
         const int64_t t_synced = engine.time_us();
 
+        int64_t n_bytes_captured = 0;
+
         // what is to be dropped as well: should the new contexts fail, the old ones get it back
         for (const auto & state : res.states) {
             if (state.was_parked) {
@@ -402,6 +404,7 @@ struct change {
             if (!count(moved)) {
                 return give_up_on(state, "captured", moved.error);
             }
+            n_bytes_captured += moved.n_bytes;
         }
 
         const int64_t t_captured = engine.time_us();
@@ -417,9 +420,11 @@ struct change {
         auto        reason  = SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED;
         details_t   details;
 
-        const int64_t n_bytes_left = limits.memory_bytes > 0 ? engine.limits().memory_bytes : 0;
+        // what was captured has its memory already: it is parked there, or goes back into contexts
+        const int64_t n_bytes_free = limits.memory_bytes > 0 ? engine.limits().memory_bytes : 0;
+        const int64_t n_bytes_left = n_bytes_free + n_bytes_captured;
 
-        if (n_bytes_left > 0 && n_bytes_needed > n_bytes_left) {
+        if (n_bytes_free > 0 && n_bytes_needed > n_bytes_left) {
             reason  = SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY;
             message = "the new contexts do not fit, even without the old ones, which were built again and are serving";
             details = {{"bytes_needed", n_bytes_needed}, {"bytes_available", n_bytes_left}};
