@@ -141,8 +141,8 @@ bool server_reconfigure_begin(
     plan.request  = request;
     plan.previous = current;
 
-    const auto refused = [&](server_reconfigure_result && res) {
-        result = std::move(res);
+    const auto refused = [&](const server_reconfigure_result & res) {
+        result = res;
         result.n_weight_loads = engine.n_weight_loads();
         return false;
     };
@@ -176,7 +176,7 @@ bool server_reconfigure_begin(
     plan.drop = plan.drop || (request.force && crosses_rope_switch(limits, current, next));
 
     if (!plan.drop && !admit(engine, current, next, result)) {
-        return refused(std::move(result));
+        return refused(result);
     }
 
     // these bytes are touched by the build itself, so they are checked before it; the buffers are checked after it
