@@ -230,8 +230,15 @@ struct change {
                 {{"slot", state.load.id}, {"tokens_held", state.load.n_tokens}});
     }
 
+    // what was parked and stays parked is not touched
+    static bool is_carried(const server_state_plan & state) {
+        return state.fate != SERVER_STATE_FATE_DROPPED && !(state.was_parked && state.fate == SERVER_STATE_FATE_PARKED);
+    }
+
     // a parked state that cannot be placed after all loses nothing by staying where it is
-    static void stay_parked(server_state_plan & state) {
+    void stay_parked(server_state_plan & state) {
+        res.n_tokens_held -= state.load.n_tokens;
+
         state.fate       = SERVER_STATE_FATE_PARKED;
         state.reason     = SERVER_PARK_REASON_POOL;
         state.tokens_fit = 0;
@@ -274,10 +281,7 @@ struct change {
         res.states         = plan_states(engine, plan, current);
 
         for (const auto & state : res.states) {
-            // what was parked and stays parked is not touched
-            if (!state.was_parked || state.fate != SERVER_STATE_FATE_PARKED) {
-                res.n_tokens_held += state.load.n_tokens;
-            }
+            res.n_tokens_held += is_carried(state) ? state.load.n_tokens : 0;
         }
 
         const auto    limits         = engine.limits();
@@ -313,7 +317,7 @@ struct change {
         if (plan.request.dry_run) {
             res.n_bytes_held = 0;
             for (const auto & state : res.states) {
-                res.n_bytes_held += state.was_parked && state.fate == SERVER_STATE_FATE_PARKED ? 0 : state.load.n_bytes;
+                res.n_bytes_held += is_carried(state) ? state.load.n_bytes : 0;
             }
             res.outcome = SERVER_RECONFIGURE_OUTCOME_PLANNED;
             engine.discard();
@@ -401,10 +405,11 @@ struct change {
                 continue;
             }
             const auto moved = engine.capture(state.load.id);
-            if (!count(moved)) {
+            if (!moved.ok) {
                 return give_up_on(state, "captured", moved.error);
             }
             n_bytes_captured += moved.n_bytes;
+            res.n_bytes_held += is_carried(state) ? moved.n_bytes : 0;
         }
 
         const int64_t t_captured = engine.time_us();
