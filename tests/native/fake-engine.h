@@ -152,6 +152,11 @@ struct fake_engine : server_reconfigure_engine {
         return *it;
     }
 
+    const std::string & captured_by_id(int32_t id_slot) const {
+        CHECK(captured.count(id_slot) == 1);
+        return captured.at(id_slot);
+    }
+
     //
     // what the logic asks
     //
@@ -202,6 +207,7 @@ struct fake_engine : server_reconfigure_engine {
     }
 
     bool sync() override {
+        CHECK(live || slots_held.empty());
         now += T_SYNC_US;
         return !fails("sync");
     }
@@ -242,9 +248,9 @@ struct fake_engine : server_reconfigure_engine {
 
     server_reconfigure_move restore(int32_t id_slot) override {
         CHECK(!live && built && !attached);
-        const auto res = moved("restore", captured.at(id_slot), 0, T_IN_US);
+        const auto res = moved("restore", captured_by_id(id_slot), 0, T_IN_US);
         if (res.ok) {
-            put(id_slot, captured.at(id_slot));
+            put(id_slot, captured_by_id(id_slot));
         }
         return res;
     }
@@ -262,7 +268,7 @@ struct fake_engine : server_reconfigure_engine {
     void release() noexcept override {
         CHECK(live && !built);
         for (const auto & slot : slots_held) {
-            CHECK(!slot.load.held() || captured.at(slot.load.id) == slot.content);
+            CHECK(!slot.load.held() || captured_by_id(slot.load.id) == slot.content);
         }
         now += T_RELEASE_US;
         live.reset();
@@ -284,7 +290,7 @@ struct fake_engine : server_reconfigure_engine {
                     break;
                 case SERVER_STATE_FATE_PARKED:
                     CHECK_EQ(state.id_slot, -1);
-                    CHECK(state.was_parked || captured.at(state.load.id) == held.content);
+                    CHECK(state.was_parked || captured_by_id(state.load.id) == held.content);
                     break;
                 case SERVER_STATE_FATE_DROPPED:
                     CHECK(forced && !stranded);
@@ -350,7 +356,7 @@ struct fake_engine : server_reconfigure_engine {
         check_states(states, true);
         for (const auto & state : states) {
             if (!state.was_parked) {
-                park(state, captured.at(state.load.id));
+                park(state, captured_by_id(state.load.id));
             }
         }
         slots_held.clear();
