@@ -226,6 +226,7 @@ struct fake_engine : server_reconfigure_engine {
     void put(int32_t id_slot, const std::string & content) {
         CHECK(id_slot >= 0 && id_slot < built->geometry.n_seq);
         CHECK(built->cells.emplace(id_slot, content).second); // no slot gets two states
+        limits();                                             // and there was memory for it
     }
 
     server_reconfigure_move move(int32_t id_slot) override {

@@ -279,10 +279,10 @@ TEST(what_the_numbers_refuse_after_the_release_goes_back) {
     const auto before = engine.told();
 
     engine.fault = [&](const std::string & call, size_t) {
-        engine.memory_total -= call == "capture 4" ? 1200000 : 0;
+        engine.memory_total -= call == "capture 4" ? 900000 : 0;
         return false;
     };
-    const auto res = reconfigure(engine, ask(8192, 2));
+    const auto res = reconfigure(engine, ask(12288, 2));
 
     CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_REFUSED);
     CHECK_EQ(res.reason, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY);

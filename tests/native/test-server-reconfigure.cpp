@@ -16,7 +16,8 @@ static void check_refused(const server_reconfigure_result & res, server_reconfig
 }
 
 // refused before anything was built, and nothing was touched
-static server_reconfigure_result refused_at_once(fake_engine & engine, const server_geometry_request & request, server_reconfigure_reason reason, int status) {
+static server_reconfigure_result refused_at_once(
+        fake_engine & engine, const server_geometry_request & request, server_reconfigure_reason reason, int status) {
     const auto before = engine.told();
     const auto res    = reconfigure(engine, request);
     check_refused(res, reason, status);
@@ -29,7 +30,8 @@ static server_reconfigure_result refused_at_once(fake_engine & engine, const ser
 
 // refused when the contexts were built: `meanwhile` happened to the slots
 static server_reconfigure_result refused_when_built(
-        fake_engine & engine, const server_geometry_request & request, server_reconfigure_reason reason, int status, const std::function<void()> & meanwhile = [] {}) {
+        fake_engine & engine, const server_geometry_request & request, server_reconfigure_reason reason, int status,
+        const std::function<void()> & meanwhile = [] {}) {
     std::string before;
     const auto  res = reconfigure(engine, request, [&] { meanwhile(); before = engine.told(); });
     check_refused(res, reason, status);
@@ -279,6 +281,25 @@ TEST(states_without_memory_to_capture_them_keep_their_contexts) {
 
     engine.memory_total++;
     CHECK_EQ(reconfigure(engine, ask(12288, 2)).beside, false);
+}
+
+TEST(a_state_that_is_copied_is_there_twice_for_a_moment) {
+    fake_engine engine(8192, 1);
+    engine.hold(0, 4000);
+    park(engine, 0, 6000, false);
+    engine.memory_total = 819200 + 600000 + 580800 - 1;
+
+    const auto before = engine.told();
+    const auto res    = reconfigure(engine, ask(12288, 2));
+    check_refused(res, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+    CHECK_EQ(res.details.at("bytes_needed"), 1000000); // 1,228,800 in the end, of which 400,000 were captured
+    CHECK_EQ(res.details.at("bytes_available"), 999999);
+    CHECK_EQ(engine.told(), before);
+
+    engine.memory_total++;
+    CHECK_EQ(reconfigure(engine, ask(12288, 2)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+    CHECK_EQ(engine.contents().size(), 2u);
+    CHECK(engine.parked_held.empty());
 }
 
 TEST(cells_that_are_shared_are_not_let_go) {

@@ -260,6 +260,15 @@ struct change {
         return n;
     }
 
+    // memory of the new contexts that is written by the change itself
+    int64_t bytes_to_fill() const {
+        int64_t n = 0;
+        for (const auto & state : res.states) {
+            n += state.id_slot >= 0 ? state.load.n_bytes : 0;
+        }
+        return n;
+    }
+
     server_reconfigure_result run() {
         if (!built.ok && !built.no_memory) {
             return give_up(SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, "the new contexts could not be built, " +
@@ -425,14 +434,14 @@ struct change {
         auto        reason  = SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED;
         details_t   details;
 
-        // what was captured has its memory already: it is parked there, or goes back into contexts
-        const int64_t n_bytes_free = limits.memory_bytes > 0 ? engine.limits().memory_bytes : 0;
-        const int64_t n_bytes_left = n_bytes_free + n_bytes_captured;
+        // what was captured has its memory already: it is parked there, or goes into the new contexts and is there twice until then
+        const int64_t n_bytes_left = limits.memory_bytes > 0 ? engine.limits().memory_bytes : 0;
+        const int64_t n_bytes_more = std::max(n_bytes_needed - n_bytes_captured, bytes_to_fill());
 
-        if (n_bytes_free > 0 && n_bytes_needed > n_bytes_left) {
+        if (n_bytes_left > 0 && n_bytes_more > n_bytes_left) {
             reason  = SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY;
             message = "the new contexts do not fit, even without the old ones, which were built again and are serving";
-            details = {{"bytes_needed", n_bytes_needed}, {"bytes_available", n_bytes_left}};
+            details = {{"bytes_needed", n_bytes_more}, {"bytes_available", n_bytes_left}};
         } else if (rebuild(plan.next, res.states, error)) {
             commit(plan.next);
             return std::move(res);
