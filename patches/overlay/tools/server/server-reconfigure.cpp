@@ -55,11 +55,35 @@ static server_reconfigure_result refuse(
     return res;
 }
 
-// returns false and fills in `result` where a state is held that cannot be touched at all
+static bool holds_anything(const server_reconfigure_engine & engine) {
+    const auto slots = engine.slots();
+
+    return engine.limits().n_states_cached > 0 || !engine.parked().empty() ||
+        std::any_of(slots.begin(), slots.end(), [](const auto & load) { return load.held(); });
+}
+
+// keys that were turned with one set of rope factors are wrong for the other one
+static bool crosses_rope_switch(const server_geometry_limits & limits, const server_geometry & current, const server_geometry & next) {
+    return limits.n_ctx_rope > 0 && (next.n_ctx_seq > limits.n_ctx_rope) != (current.n_ctx_seq > limits.n_ctx_rope);
+}
+
+// returns false and fills in `result` where a state is held that cannot be carried at all
+// asked twice: the slots go on while the contexts are built
 static bool admit(
         const server_reconfigure_engine & engine,
         const server_geometry           & current,
+        const server_geometry           & next,
               server_reconfigure_result & result) {
+    const auto limits = engine.limits();
+
+    if (crosses_rope_switch(limits, current, next) && holds_anything(engine)) {
+        result = refuse(current, SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE,
+                "this model has other rope factors above " + std::to_string(limits.n_ctx_rope) + " cells for each sequence: the change from " +
+                std::to_string(current.n_ctx_seq) + " to " + std::to_string(next.n_ctx_seq) + " drops every state that is held; 'force': true takes it",
+                {{"n_ctx_seq", next.n_ctx_seq}, {"n_ctx_seq_switch", limits.n_ctx_rope}});
+        return false;
+    }
+
     for (const auto & slot : engine.slots()) {
         if (slot.waits_for_parent) {
             result = refuse(current, SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS,
@@ -105,13 +129,6 @@ static std::vector<server_state_plan> plan_states(
 // begin
 //
 
-static bool holds_anything(const server_reconfigure_engine & engine, const server_geometry_limits & limits) {
-    const auto slots = engine.slots();
-
-    return limits.n_states_cached > 0 || !engine.parked().empty() ||
-        std::any_of(slots.begin(), slots.end(), [](const auto & load) { return load.held(); });
-}
-
 bool server_reconfigure_begin(
         const server_reconfigure_engine & engine,
         const server_geometry_request   & request,
@@ -124,8 +141,8 @@ bool server_reconfigure_begin(
     plan.request  = request;
     plan.previous = current;
 
-    const auto refused = [&](server_reconfigure_result && res) {
-        result = std::move(res);
+    const auto refused = [&](const server_reconfigure_result & res) {
+        result = res;
         result.n_weight_loads = engine.n_weight_loads();
         return false;
     };
@@ -155,19 +172,11 @@ bool server_reconfigure_begin(
         plan.drop = true;
     }
 
-    // keys that were turned with one set of rope factors are wrong for the other one
-    if (limits.n_ctx_rope > 0 && (next.n_ctx_seq > limits.n_ctx_rope) != (current.n_ctx_seq > limits.n_ctx_rope) && holds_anything(engine, limits)) {
-        if (!request.force) {
-            return refused(refuse(current, SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE,
-                    "this model has other rope factors above " + std::to_string(limits.n_ctx_rope) + " cells for each sequence: the change from " +
-                    std::to_string(current.n_ctx_seq) + " to " + std::to_string(next.n_ctx_seq) + " drops every state that is held; 'force': true takes it",
-                    {{"n_ctx_seq", next.n_ctx_seq}, {"n_ctx_seq_switch", limits.n_ctx_rope}}));
-        }
-        plan.drop = true;
-    }
+    // even where nothing is held yet: a slot may be by the time that the contexts are built
+    plan.drop = plan.drop || (request.force && crosses_rope_switch(limits, current, next));
 
-    if (!plan.drop && !admit(engine, current, result)) {
-        return refused(std::move(result));
+    if (!plan.drop && !admit(engine, current, next, result)) {
+        return refused(result);
     }
 
     // these bytes are touched by the build itself, so they are checked before it; the buffers are checked after it
@@ -221,8 +230,15 @@ struct change {
                 {{"slot", state.load.id}, {"tokens_held", state.load.n_tokens}});
     }
 
+    // what was parked and stays parked is not touched
+    static bool is_carried(const server_state_plan & state) {
+        return state.fate != SERVER_STATE_FATE_DROPPED && !(state.was_parked && state.fate == SERVER_STATE_FATE_PARKED);
+    }
+
     // a parked state that cannot be placed after all loses nothing by staying where it is
-    static void stay_parked(server_state_plan & state) {
+    void stay_parked(server_state_plan & state) {
+        res.n_tokens_held -= state.load.n_tokens;
+
         state.fate       = SERVER_STATE_FATE_PARKED;
         state.reason     = SERVER_PARK_REASON_POOL;
         state.tokens_fit = 0;
@@ -244,13 +260,23 @@ struct change {
         return n;
     }
 
+    // memory of the new contexts that is written by the change itself
+    int64_t bytes_to_fill() const {
+        int64_t n = 0;
+        for (const auto & state : res.states) {
+            n += state.id_slot >= 0 ? state.load.n_bytes : 0;
+        }
+        return n;
+    }
+
     server_reconfigure_result run() {
         if (!built.ok && !built.no_memory) {
-            return give_up(SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, "the new contexts could not be built, the old ones are serving: " + built.error);
+            return give_up(SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, "the new contexts could not be built, " +
+                    std::string(engine.serving() ? "the old ones are serving: " : "nothing serves and every state is parked still: ") + built.error);
         }
 
         // the slots went on while the contexts were built
-        if (!plan.drop && !admit(engine, current, res)) {
+        if (!plan.drop && !admit(engine, current, plan.next, res)) {
             return give_up(res.reason, res.message, res.details);
         }
 
@@ -264,10 +290,7 @@ struct change {
         res.states         = plan_states(engine, plan, current);
 
         for (const auto & state : res.states) {
-            // what was parked and stays parked is not touched
-            if (!state.was_parked || state.fate != SERVER_STATE_FATE_PARKED) {
-                res.n_tokens_held += state.load.n_tokens;
-            }
+            res.n_tokens_held += is_carried(state) ? state.load.n_tokens : 0;
         }
 
         const auto    limits         = engine.limits();
@@ -283,6 +306,10 @@ struct change {
                 return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
                         "the new contexts would not fit in the memory that is left once they are filled", numbers);
             }
+            if (!engine.serving()) {
+                return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+                        "the new contexts do not fit in the memory that is left, nothing serves and every state is parked still", numbers);
+            }
             // sequences that share cells would have cells of their own when the old geometry has to be rebuilt
             int64_t n_tokens = 0;
             int64_t n_bytes  = 0;
@@ -290,7 +317,7 @@ struct change {
                 n_tokens += load.n_tokens;
                 n_bytes  += load.n_bytes;
             }
-            if (!engine.serving() || (limits.memory_bytes > 0 && n_bytes > limits.memory_bytes) || (current.kv_unified && n_tokens > current.n_ctx)) {
+            if ((limits.memory_bytes > 0 && n_bytes > limits.memory_bytes) || (current.kv_unified && n_tokens > current.n_ctx)) {
                 return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
                         "the new contexts do not fit beside the old ones, and those cannot be let go first without the risk of losing a state", numbers);
             }
@@ -299,7 +326,7 @@ struct change {
         if (plan.request.dry_run) {
             res.n_bytes_held = 0;
             for (const auto & state : res.states) {
-                res.n_bytes_held += state.was_parked && state.fate == SERVER_STATE_FATE_PARKED ? 0 : state.load.n_bytes;
+                res.n_bytes_held += is_carried(state) ? state.load.n_bytes : 0;
             }
             res.outcome = SERVER_RECONFIGURE_OUTCOME_PLANNED;
             engine.discard();
@@ -379,15 +406,19 @@ struct change {
 
         const int64_t t_synced = engine.time_us();
 
+        int64_t n_bytes_captured = 0;
+
         // what is to be dropped as well: should the new contexts fail, the old ones get it back
         for (const auto & state : res.states) {
             if (state.was_parked) {
                 continue;
             }
             const auto moved = engine.capture(state.load.id);
-            if (!count(moved)) {
+            if (!moved.ok) {
                 return give_up_on(state, "captured", moved.error);
             }
+            n_bytes_captured += moved.n_bytes;
+            res.n_bytes_held += is_carried(state) ? moved.n_bytes : 0;
         }
 
         const int64_t t_captured = engine.time_us();
@@ -403,12 +434,14 @@ struct change {
         auto        reason  = SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED;
         details_t   details;
 
+        // what was captured has its memory already: it is parked there, or goes into the new contexts and is there twice until then
         const int64_t n_bytes_left = limits.memory_bytes > 0 ? engine.limits().memory_bytes : 0;
+        const int64_t n_bytes_more = std::max(n_bytes_needed - n_bytes_captured, bytes_to_fill());
 
-        if (n_bytes_left > 0 && n_bytes_needed > n_bytes_left) {
+        if (n_bytes_left > 0 && n_bytes_more > n_bytes_left) {
             reason  = SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY;
             message = "the new contexts do not fit, even without the old ones, which were built again and are serving";
-            details = {{"bytes_needed", n_bytes_needed}, {"bytes_available", n_bytes_left}};
+            details = {{"bytes_needed", n_bytes_more}, {"bytes_available", n_bytes_left}};
         } else if (rebuild(plan.next, res.states, error)) {
             commit(plan.next);
             return std::move(res);
@@ -432,16 +465,17 @@ struct change {
         }
 
         for (auto & state : states) {
-            state.fate    = SERVER_STATE_FATE_PARKED;
-            state.reason  = state.was_parked ? state.reason : SERVER_PARK_REASON_NO_CONTEXT;
-            state.id_slot = -1;
+            state.fate       = SERVER_STATE_FATE_PARKED;
+            state.reason     = state.was_parked ? state.reason : SERVER_PARK_REASON_NO_CONTEXT;
+            state.tokens_fit = 0;
+            state.id_slot    = -1;
         }
         engine.strand(states);
 
         auto refused = refuse(current, SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED,
                 "neither the new contexts could be built nor the old ones again, so no slot serves; every state is parked in host memory. "
                 "Make memory free or ask for a smaller geometry: POST /reconfigure builds it and places the states. "
-                "New: " + error + ". Old: " + error_back);
+                "New: " + (error.empty() ? "not enough memory" : error) + ". Old: " + error_back, details);
         refused.stranded       = true;
         refused.states         = states;
         refused.n_weight_loads = engine.n_weight_loads();

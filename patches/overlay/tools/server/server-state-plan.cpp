@@ -81,6 +81,14 @@ struct assignment {
         }
     }
 
+    // a displacement can give back more cells than it took
+    void keep_after_all(server_state_plan & state) {
+        if (state.fate == SERVER_STATE_FATE_PARKED && state.reason == SERVER_PARK_REASON_POOL &&
+                !taken[state.load.id] && state.load.n_need <= n_cells_left) {
+            take(state, SERVER_STATE_FATE_RESIDENT, state.load.id);
+        }
+    }
+
     // a parked state: parked on, until place() finds room for it
     void add_parked(server_state_load load) {
         // a window as large as the one it had holds it, even where it had come close to the end
@@ -125,9 +133,16 @@ struct assignment {
     }
 
     // a request that waits goes before a conversation that nobody is asking for: that one is parked in its place
-    void displace(server_state_plan & state) {
+    bool displace(server_state_plan & state) {
         if (state.fate != SERVER_STATE_FATE_PARKED || state.reason == SERVER_PARK_REASON_WINDOW) {
-            return;
+            return false;
+        }
+
+        // nobody has to go where the one before made room for two
+        place(state, true);
+        place(state, false);
+        if (state.fate == SERVER_STATE_FATE_PLACED) {
+            return true;
         }
 
         server_state_plan * victim = nullptr;
@@ -140,7 +155,7 @@ struct assignment {
             }
         }
         if (victim == nullptr) {
-            return;
+            return false;
         }
 
         const int32_t id_slot = victim->id_slot;
@@ -148,6 +163,7 @@ struct assignment {
         n_cells_left += victim->load.n_need;
         park(*victim, SERVER_PARK_REASON_DISPLACED, 0);
         take(state, SERVER_STATE_FATE_PLACED, id_slot);
+        return true;
     }
 };
 
@@ -187,8 +203,14 @@ std::vector<server_state_plan> server_state_assign(
 
         each([&](server_state_plan & state) { res.place(state, true);  });
         each([&](server_state_plan & state) { res.place(state, false); });
+
+        // one that found no room may find some after another one
+        for (bool again = running; again; ) {
+            again = false;
+            each([&](server_state_plan & state) { again = res.displace(state) || again; });
+        }
         if (running) {
-            each([&](server_state_plan & state) { res.displace(state); });
+            std::for_each(res.states.begin(), res.states.begin() + n_kept, [&](server_state_plan & state) { res.keep_after_all(state); });
         }
     }
 
