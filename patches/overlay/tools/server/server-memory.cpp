@@ -6,6 +6,10 @@
 #include <sstream>
 #include <string>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 static constexpr int64_t UNLIMITED = std::numeric_limits<int64_t>::max();
 
 // the value of a line "NAME VALUE [kB]", -1 where there is no such line
@@ -81,4 +85,17 @@ int64_t server_memory_available() {
 
 int64_t server_memory_resident() {
     return std::max<int64_t>(0, read_field("/proc/self/status", "RssAnon:")) * 1024;
+}
+
+void server_memory_prefer_mmap() {
+#ifdef __GLIBC__
+    // once a large block has been freed, glibc would take the next one of its size from a heap, which keeps what is freed
+    mallopt(M_MMAP_THRESHOLD, 1024*1024);
+#endif
+}
+
+void server_memory_trim() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
