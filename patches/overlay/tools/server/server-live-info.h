@@ -47,6 +47,7 @@ struct server_live_info {
     bool            serving = true; // false: no context, every state is parked
 
     int64_t n_weight_loads = 0;
+    int64_t n_cells_asleep = 0; // tokens that the slots held when the model was unloaded last
 
     std::vector<server_parked_info> parked;
     server_reconfigure_counters     counters;

@@ -268,9 +268,10 @@ std::string server_live_to_metrics(const server_live_info & live, int64_t n_cell
         n_up_to += counters.n_pauses[i];
         out << pause << "_bucket{le=\"" << SERVER_PAUSE_BUCKETS_S[i] << "\"} " << n_up_to << "\n";
     }
+    // the braces are for readers that take every name without labels for a counter or a gauge
     out << pause << "_bucket{le=\"+Inf\"} " << counters.n_applied << "\n"
-        << pause << "_sum " << counters.t_pause_us / 1e6 << "\n"
-        << pause << "_count " << counters.n_applied << "\n";
+        << pause << "_sum{} " << counters.t_pause_us / 1e6 << "\n"
+        << pause << "_count{} " << counters.n_applied << "\n";
 
     return out.str();
 }
