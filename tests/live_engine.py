@@ -76,7 +76,7 @@ class LiveEngine:
     """One llama-server on a TCP port and a unix socket."""
 
     def __init__(
-        self, engine: Path, model: Path, *options: str, env: Mapping[str, str] | None = None
+        self, engine: Path, model: Path | None, *options: str, env: Mapping[str, str] | None = None
     ) -> None:
         # Not pytest's tmp_path: the path of a socket may have 107 bytes only.
         self.root = Path(tempfile.mkdtemp(prefix="llamactl-"))
@@ -84,7 +84,7 @@ class LiveEngine:
         self.slot_files = self.root / "slots"
         self.slot_files.mkdir()
         self.port = free_port()
-        words = [str(engine), "--model", str(model), "--no-ui"]
+        words = [str(engine), *(("--model", str(model)) if model else ()), "--no-ui"]
         words += ["--host", f"127.0.0.1,{self.socket}", "--port", str(self.port)]
         words += ["--ctx-size", str(N_CTX), "--parallel", str(N_SEQ)]
         words += ["--slot-save-path", str(self.slot_files), *options]
@@ -237,7 +237,7 @@ def _before_the_end(receipt: Json, last: Sequence[Json]) -> bool:
 
 @contextlib.contextmanager
 def live_engine(
-    engine: Path, model: Path, *options: str, env: Mapping[str, str] | None = None
+    engine: Path, model: Path | None, *options: str, env: Mapping[str, str] | None = None
 ) -> Iterator[LiveEngine]:
     """Yield an engine that has loaded its model; it must not have died before the end."""
     live = LiveEngine(engine, model, *options, env=env)
