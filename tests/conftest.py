@@ -22,6 +22,14 @@ def engine_path(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tools_dir(request: pytest.FixtureRequest) -> Path:
+    """The directory of the engine's own test programs, built if they are not in the cache."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+        return build.ensure_test_tools(progress=progress).directory
+
+
+@pytest.fixture(scope="session")
 def model_path(request: pytest.FixtureRequest) -> Path:
     """The default model, fetched if it is not in the cache."""
     capture = request.config.pluginmanager.getplugin("capturemanager")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from llamactl_builder import build, cpu, paths, treehash
+from llamactl_builder import build, cmake, cpu, paths, treehash
 from llamactl_builder.errors import BuilderError, BuildError, ToolError
 from llamactl_builder.probe import EngineCrashError
 from upstream_fixture import PIN, write_files
@@ -118,6 +119,38 @@ def test_unpatched_and_other_options_stand_beside(patches: Path, model: Path) ->
     assert not plain.patched
     write_files(patches, {"overlay/src/extra.cpp": EXTRA + b"\n"})
     assert build.ensure_engine(unpatched=True, model=model).cached
+
+
+def test_test_programs_are_built_beside_the_engine_when_they_are_asked_for(
+    patches: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cmake, "TEST_TARGETS", ("tiny-tool",))
+    engine = build.ensure_engine(model=model)
+    assert "tool.cpp" not in compiled()
+    made = build.ensure_test_tools()
+    assert not made.cached
+    assert compiled() == ["tool.cpp"]
+    said = subprocess.run([made.directory / "tiny-tool"], capture_output=True, check=True)
+    assert said.stdout == b"tool\n"
+    record = json.loads((made.directory / "build.json").read_text())
+    built = json.loads((engine.path.parent / "build.json").read_text())
+    assert (record["engine"], record["options"]) == (engine.key, built["options"])
+    assert engines() == [engine.key]
+    shutil.rmtree(paths.cache_dir() / "work")
+    shutil.rmtree(patches / "llama.cpp")
+    again = build.ensure_test_tools()
+    assert (again.directory, again.cached) == (made.directory, True)
+
+
+def test_test_programs_follow_the_patches(
+    patches: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cmake, "TEST_TARGETS", ("tiny-tool",))
+    made = build.ensure_test_tools(model=model)
+    write_files(patches, {"overlay/src/extra.cpp": EXTRA + b"int more() { return 2; }\n"})
+    changed = build.ensure_test_tools(model=model)
+    assert (changed.cached, changed.directory == made.directory) == (False, False)
+    assert (changed.directory / "tiny-tool").is_file()
 
 
 def test_a_compile_error_shows_the_compilers_words(patches: Path, model: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from llamactl_builder.errors import os_errors
 from llamactl_builder.progress import Progress, ProgressCallback, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 KEY_DIGITS = 16
 RECORD = "build.json"
@@ -44,6 +45,14 @@ class EngineBuild:
     cached: bool
     seconds: float
     patched: bool
+
+
+@dataclass(frozen=True)
+class ToolsBuild:
+    """The test programs (`cmake.TEST_TARGETS`) of one engine's source and options."""
+
+    directory: Path
+    cached: bool
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ def ensure_engine(
     started = time.monotonic()
     progress = progress or silent
     recipe = _recipe(unpatched, tuple(cmake_args))
-    home = paths.cache_dir() / "engines" / recipe.key
+    home = _home(recipe)
 
     def answer(*, cached: bool) -> EngineBuild:
         seconds = time.monotonic() - started
@@ -113,12 +122,49 @@ def ensure_engine(
 
     if (home / cmake.TARGET).is_file():
         return answer(cached=True)
-    work = paths.cache_dir() / "work" / recipe.work_key
-    with lock.held(work.with_suffix(".lock"), "building this engine", progress):
+    with _work_locked(recipe, progress) as work:
         if (home / cmake.TARGET).is_file():
             return answer(cached=True)
         _build(recipe, work, home, model or models.ensure_default_model(progress), progress)
     return answer(cached=False)
+
+
+@os_errors("Building the test programs")
+def ensure_test_tools(
+    *, progress: ProgressCallback | None = None, model: Path | None = None
+) -> ToolsBuild:
+    """The test programs of the patched engine, built beside it. Raises BuilderError.
+
+    They are compiled in the engine's own work directory, with the options that its binary was
+    accepted with; `model` is for the engine, where that has to be built first.
+    """
+    progress = progress or silent
+    ensure_engine(progress=progress, model=model)
+    recipe = _recipe(unpatched=False, cmake_args=())
+    home = paths.cache_dir() / "test-tools" / _digest(recipe.key, cmake.TEST_TARGETS)
+    if home.is_dir():
+        return ToolsBuild(home, cached=True)
+    with _work_locked(recipe, progress) as work:
+        if home.is_dir():
+            return ToolsBuild(home, cached=True)
+        options = json.loads((_home(recipe) / RECORD).read_text("utf-8"))["options"]
+        tools = _prepare(recipe, work, progress)
+        tools.compile(options, cmake.TEST_TARGETS, progress)
+        record = {"engine": recipe.key, "options": options}
+        _place([tools.program(name) for name in cmake.TEST_TARGETS], home, record)
+    return ToolsBuild(home, cached=False)
+
+
+def _home(recipe: Recipe) -> Path:
+    return paths.cache_dir() / "engines" / recipe.key
+
+
+@contextmanager
+def _work_locked(recipe: Recipe, progress: ProgressCallback) -> Iterator[Path]:
+    """Yield the recipe's work directory; nobody else builds in it meanwhile."""
+    work = paths.cache_dir() / "work" / recipe.work_key
+    with lock.held(work.with_suffix(".lock"), "building this engine", progress):
+        yield work
 
 
 def _recipe(unpatched: bool, cmake_args: tuple[str, ...]) -> Recipe:
@@ -134,9 +180,8 @@ def _recipe(unpatched: bool, cmake_args: tuple[str, ...]) -> Recipe:
     )
 
 
-def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: ProgressCallback) -> None:
-    """Build in the work directory, prove the binary, and put it in its place."""
-    started = time.monotonic()
+def _prepare(recipe: Recipe, work: Path, progress: ProgressCallback) -> cmake.CMake:
+    """Make the work directory's source what the recipe says; answers what compiles it."""
     clean = source.fetch(recipe.pin, paths.patches_dir(), progress)
     changed = patchset.patched_files(clean, recipe.patch_set) if recipe.patch_set else {}
     tools = cmake.CMake(
@@ -147,21 +192,29 @@ def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: Progre
     )
     progress(Progress("updating the source tree"))
     sync.sync(clean, recipe.pin.inputs, changed, work / "src")
+    return tools
+
+
+def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: ProgressCallback) -> None:
+    """Build in the work directory, prove the binary, and put it in its place."""
+    started = time.monotonic()
+    tools = _prepare(recipe, work, progress)
+    binary = tools.program(cmake.TARGET)
     amx = recipe.native.amx_granted
     options = recipe.cmake_options(amx=amx)
-    tools.compile(options, progress)
+    tools.compile(options, [cmake.TARGET], progress)
     progress(Progress("generating a first token"))
     try:
-        probe.generate_token(tools.binary, model)
+        probe.generate_token(binary, model)
     except probe.EngineCrashError:
         if not amx or not recipe.native.amx_off:
             raise
         # The kernel said yes to AMX and the binary died all the same: build without it.
         options = recipe.cmake_options(amx=False)
-        tools.compile(options, progress)
+        tools.compile(options, [cmake.TARGET], progress)
         progress(Progress("generating a first token"))
-        probe.generate_token(tools.binary, model)
-    _place(tools.binary, home, {
+        probe.generate_token(binary, model)
+    _place([binary], home, {
         "key": recipe.key,
         "tag": recipe.pin.tag,
         "commit": recipe.pin.commit,
@@ -172,17 +225,18 @@ def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: Progre
     })  # fmt: skip
 
 
-def _place(binary: Path, home: Path, record: dict[str, object]) -> None:
-    """Copy beside, sync, and rename: the engine's directory is there whole or not at all."""
+def _place(programs: Sequence[Path], home: Path, record: dict[str, object]) -> None:
+    """Copy beside, sync, and rename: the directory is there whole or not at all."""
     home.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(home, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix=".place-") as scratch:
         made = Path(scratch) / home.name
         made.mkdir()
-        shutil.copy2(binary, made / cmake.TARGET)
+        for program in programs:
+            shutil.copy2(program, made / program.name)
         (made / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-        for name in (cmake.TARGET, RECORD):
-            with (made / name).open("rb") as file:
+        for path in made.iterdir():
+            with path.open("rb") as file:
                 os.fsync(file.fileno())
         made.rename(home)
 

@@ -1,4 +1,4 @@
-"""Configures and compiles the engine, reporting ninja's own count."""
+"""Configures and compiles the engine and its test programs, reporting ninja's own count."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TARGET = "llama-server"
+TEST_TARGETS = ("test-llama-archs",)
+"""Programs of the same build that tests need; nothing else builds them."""
 STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
 TAIL_LINES = 30
 OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_TESTS=ON",  # configured only: a target is built when it is named
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_CURL=OFF",
@@ -44,12 +46,14 @@ class CMake:
     def log(self) -> Path:
         return self.work / "build.log"
 
-    @property
-    def binary(self) -> Path:
-        return self.work / "build" / "bin" / TARGET
+    def program(self, target: str) -> Path:
+        """Where a target's program is after it was built."""
+        return self.work / "build" / "bin" / target
 
-    def compile(self, options: Sequence[str], progress: ProgressCallback) -> None:
-        """Configure and build; the whole output is in the log."""
+    def compile(
+        self, options: Sequence[str], targets: Sequence[str], progress: ProgressCallback
+    ) -> None:
+        """Configure and build the targets; the whole output is in the log."""
         build = self.work / "build"
         launchers = [f"-DCMAKE_{language}_COMPILER_LAUNCHER={self.ccache or ''}" for language in
                      ("C", "CXX")]  # fmt: skip
@@ -64,7 +68,7 @@ class CMake:
             ],
             "configure_failed", progress,
         )  # fmt: skip
-        command = [self.cmake, "--build", str(build), "--target", TARGET]
+        command = [self.cmake, "--build", str(build), "--target", *targets]
         self._run(command, "compile_failed", progress)
 
     def _run(self, command: list[str], code: str, progress: ProgressCallback) -> None:
