@@ -1,0 +1,326 @@
+"""`POST /reconfigure` on every kind of memory, speculation and adapter that llama.cpp has."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from live_engine import N_CTX, N_SEQ, TRIES, Generation, LiveEngine, live_engine
+from sandbox import WITHIN_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from live_engine import Json
+    from tiny_models import TinyModels
+
+    Launch = Callable[..., AbstractContextManager[LiveEngine]]
+
+GROW = {"n_ctx": 4 * N_CTX, "n_seq": 2 * N_SEQ}
+SHRINK = {"n_ctx": N_CTX // 2, "n_seq": N_SEQ}
+OTHER = {"n_ctx": 3 * N_CTX, "n_seq": 3}
+CHANGES: tuple[Json, ...] = (GROW, SHRINK, OTHER)
+
+TEXTS = (
+    "The lighthouse keeper walked down to the shore and looked at the sea, which was grey and "
+    "quiet that morning. He had lived beside it for thirty years, and each day he wrote into a "
+    "book which ships had passed, and from where the wind had come. His daughter",
+    "Water begins to boil when the pressure of its vapour is as high as the pressure of the air "
+    "above it. On a mountain the air is thin, so that water boils sooner there, at less heat, and "
+    "an egg has to stay in it longer. This is also the reason why",
+    "To bake a loaf of bread you need flour, water, salt and time. Mix them, knead the dough until "
+    "it is smooth, and let it rest in a warm place until it is twice as big as it was before. The "
+    "oven has to be very hot. After half an hour",
+    "The train to the north leaves at seven in the evening from the second platform. It stops at "
+    "every town along the river, crosses the hills at night, and comes to the coast early in the "
+    "morning, when the fishing boats return. In the last carriage",
+)
+REPEATED = (
+    "The cat sat on the mat. The dog ran in the park.\n" * 4,
+    "1 2 3 4 5 6 7 8 9 10 11 12\n" * 4,
+)
+SAMPLED: Json = {"temperature": 1, "seed": 7, "n_probs": 1, "ignore_eos": True, "n_predict": 300}
+"""Log probabilities are in the answer, so that every bit of the logits counts."""
+GREEDY: Json = {"temperature": 0, "ignore_eos": True, "n_predict": 300}
+REAL: Json = GREEDY | {"n_probs": 1, "n_predict": 48}
+"""For the real model, which takes a hundred times as long as a tiny one."""
+TINY = "tiny:"
+"""Begins an option's value that is the name of a tiny model."""
+N_AFTER = 8
+"""Tokens of a later answer."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model ("" is the default one), the engine's options, and what is asked of it."""
+
+    model: str
+    options: tuple[str, ...] = ()
+    body: Mapping[str, object] | None = None
+    texts: tuple[str, ...] = TEXTS[:N_SEQ]
+    changes: tuple[Json, ...] = CHANGES
+
+    @property
+    def asked(self) -> Json:
+        """The request, less its prompts."""
+        return dict(self.body or (SAMPLED if self.model else REAL))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an engine wrote, and what it made of its conversations afterwards."""
+
+    generation: Generation
+    later: tuple[tuple[int, tuple[int, ...]], ...]
+    """For each later request: how many tokens it found in its slot, and what was written."""
+
+
+def cache_type(name: str) -> tuple[str, ...]:
+    return ("--cache-type-k", name, "--cache-type-v", name, "--flash-attn", "on")
+
+
+def streams(*counts: int) -> tuple[Json, ...]:
+    return tuple({"n_seq": n, "n_ctx": 1024 * n} for n in counts)
+
+
+FOUR: Mapping[str, Any] = {"texts": TEXTS, "changes": streams(8, 4, 16)}
+SPLIT = ("--parallel", "4")
+CHECKPOINTS = ("--ubatch-size", "32", "--checkpoint-min-step", "16")
+"""Small steps, so that a short prompt has several checkpoints."""
+KINDS = {
+    "f16": Kind(""),
+    "q8_0": Kind("", cache_type("q8_0")),
+    "q4_0": Kind("", cache_type("q4_0")),
+    "no flash attention": Kind("", ("--flash-attn", "off")),
+    "unified": Kind("", ("--kv-unified",)),
+    "tiny": Kind("llama-dense"),
+    "tiny, four streams": Kind("llama-dense", SPLIT, **FOUR),
+    "mixture of experts": Kind("llama-moe"),
+    "mixture of experts, qwen3": Kind("qwen3moe-moe"),
+    "sliding window": Kind("gemma3-dense", CHECKPOINTS),
+    "sliding window, four streams": Kind("gemma3-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
+    "sliding window, unified": Kind("gemma3-dense", ("--kv-unified", *CHECKPOINTS)),
+    "sliding window, whole": Kind("gemma3-dense", ("--swa-full",)),
+    "recurrent": Kind("mamba2-dense", CHECKPOINTS),
+    "recurrent, four streams": Kind("mamba2-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
+    "hybrid, delta net": Kind("qwen35-dense", CHECKPOINTS),
+    "hybrid, delta net, four streams": Kind("qwen35-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
+    "hybrid, delta net, unified": Kind("qwen35-dense", ("--kv-unified", *CHECKPOINTS)),
+    "hybrid, convolution": Kind("lfm2-dense", CHECKPOINTS),
+    "hybrid, mamba": Kind("jamba-dense", CHECKPOINTS),
+    "backend sampling": Kind(
+        "llama-dense", ("--backend-sampling",), SAMPLED | {"n_probs": 0, "backend_sampling": True}
+    ),
+    "one stream to sixteen": Kind(
+        "llama-dense", ("--parallel", "1"), texts=TEXTS[:1], changes=streams(2, 4, 16, 4)
+    ),
+    "one stream to sixteen, hybrid": Kind(
+        "qwen35-dense", ("--parallel", "1"), texts=TEXTS[:1], changes=streams(2, 4, 16, 4)
+    ),
+}
+
+
+def drafted(model: str, kind: str, *options: str, texts: tuple[str, ...] = TEXTS[:N_SEQ]) -> Kind:
+    return Kind(model, ("--spec-type", kind, *options), GREEDY, texts)
+
+
+def ngrams(kind: str) -> Kind:
+    """Drafts out of what was written before, three tokens after each three that recur."""
+    sizes = (f"--spec-{kind}-size-n", "3", f"--spec-{kind}-size-m", "3")
+    return drafted("llama-dense", kind, *sizes, texts=REPEATED)
+
+
+THREE = ("--spec-draft-n-max", "3")
+DRAFTS = {
+    "draft model": drafted(
+        "llama-dense", "draft-simple", *THREE, "--model-draft", f"{TINY}llama-draft"
+    ),
+    "draft model, hybrid": drafted(
+        "qwen35-dense", "draft-simple", *THREE, "--model-draft", f"{TINY}qwen35-draft"
+    ),
+    "draft model of another kind": drafted(
+        "qwen35-dense", "draft-simple", *THREE, "--model-draft", f"{TINY}llama-draft", *CHECKPOINTS
+    ),
+    "MTP": drafted("qwen35-mtp", "draft-mtp", *THREE),
+    "MTP, checkpoints": drafted("qwen35-mtp", "draft-mtp", *THREE, *CHECKPOINTS),
+    "ngram-simple": ngrams("ngram-simple"),
+    "ngram-map-k": ngrams("ngram-map-k"),
+    "ngram-map-k4v": ngrams("ngram-map-k4v"),
+    "ngram-mod": drafted(
+        "llama-dense", "ngram-mod", "--spec-ngram-mod-n-match", "3", "--spec-ngram-mod-n-min", "1",
+        "--spec-ngram-mod-n-max", "3", texts=REPEATED,
+    ),
+    "ngram-cache": drafted("llama-dense", "ngram-cache", texts=REPEATED),
+}  # fmt: skip
+LORA = ("--lora", f"{TINY}llama-lora")
+ADAPTERS = {
+    "LoRA": Kind("llama-dense", LORA),
+    "LoRA, scaled": Kind("llama-dense", LORA, SAMPLED | {"lora": [{"id": 0, "scale": 0.5}]}),
+    "control vector": Kind("llama-dense", ("--control-vector", f"{TINY}llama-control-vector")),
+}
+LAYOUTS: tuple[Json, ...] = ({"kv_unified": True}, {"kv_unified": False}, {"kv_unified": True})
+
+
+@pytest.fixture
+def launch(request: pytest.FixtureRequest, engine_path: Path, tiny: TinyModels) -> Launch:
+    """Start an engine on a tiny model by its name, or on the default model."""
+
+    def start(model: str, *options: str) -> AbstractContextManager[LiveEngine]:
+        if not model:
+            return live_engine(engine_path, request.getfixturevalue("model_path"), *options)
+        options = tuple(
+            str(tiny.model(word.removeprefix(TINY))) if word.startswith(TINY) else word
+            for word in options
+        )
+        # The tiny models say that they were trained on 256 tokens, which bounds every slot.
+        wide = f"{model.split('-')[0]}.context_length=int:{8 * N_CTX}"
+        return live_engine(engine_path, tiny.model(model), "--override-kv", wide, *options)
+
+    return start
+
+
+def tokens_of(live: LiveEngine, text: str) -> list[int]:
+    tokens: list[int] = live.ask("/tokenize", content=text).receipt["tokens"]
+    return tokens
+
+
+def converse(live: LiveEngine, kind: Kind, changes: Sequence[Json]) -> Run:
+    """Generate with these changes in the middle; go on with each conversation, then edit it."""
+    prompts = [tokens_of(live, text) for text in kind.texts]
+    generation = live.generate(kind.asked | {"prompt": prompts}, changes)
+    more = tokens_of(live, " And then")
+    later = []
+    for prompt, written, slot in zip(prompts, generation.tokens, generation.slots, strict=True):
+        for longer in ([*prompt, *written, *more], [*prompt[:-10], *more, *more]):
+            body = kind.asked | {"prompt": longer, "n_predict": N_AFTER, "id_slot": slot}
+            answer = live.ask("/completion", **body, return_tokens=True).receipt
+            later.append((answer["timings"]["cache_n"], tuple(answer["tokens"])))
+    assert live.props()["n_weight_loads"] == 1
+    return Run(generation, tuple(later))
+
+
+def undisturbed(launch: Launch, kind: Kind) -> Run:
+    with launch(kind.model, *kind.options) as live:
+        return converse(live, kind, ())
+
+
+def disturbed(launch: Launch, kind: Kind) -> Run:
+    """Every change comes while every prompt is being answered, on an engine that is new."""
+    for _ in range(TRIES):
+        with launch(kind.model, *kind.options) as live:
+            run = converse(live, kind, kind.changes)
+        if run.generation.changed_in_time:
+            for receipt, change in zip(run.generation.receipts, kind.changes, strict=True):
+                assert receipt["geometry"] | change == receipt["geometry"]
+                assert [slot["fate"] for slot in receipt["slots"]] == ["resident"] * len(kind.texts)
+            return run
+    raise AssertionError(f"no change came in time: {run.generation.receipts}")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
+def test_generations_go_on_across_changes_and_are_kept(launch: Launch, kind: Kind) -> None:
+    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    assert changed.generation.written == control.generation.written
+    assert changed.later == control.later
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in DRAFTS.items()])
+def test_drafts_go_on_across_changes(launch: Launch, kind: Kind) -> None:
+    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    for n_drafted, n_accepted in control.generation.draft_counts:
+        assert 5 < n_accepted < n_drafted, "nothing is accepted, or nothing rejected"
+    assert changed.generation.written == control.generation.written
+    assert changed.later == control.later
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in ADAPTERS.items()])
+def test_adapters_stay_across_changes(launch: Launch, kind: Kind) -> None:
+    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    assert control.generation.tokens != undisturbed(launch, Kind(kind.model)).generation.tokens
+    assert changed.generation.written == control.generation.written
+    assert changed.later == control.later
+
+
+def test_the_scale_of_an_adapter_stays(launch: Launch) -> None:
+    body = {"prompt": TEXTS[0], "n_predict": 20, "temperature": 0, "cache_prompt": False}
+    with launch("llama-dense", *LORA) as live:
+
+        def answer() -> str:
+            return str(live.ask("/completion", **body, id_slot=0).receipt["content"])
+
+        full = answer()
+        scale = [{"id": 0, "scale": 0.25}]
+        live.tcp.post("/lora-adapters", json=scale).raise_for_status()
+        quarter = answer()
+        assert quarter != full
+        for change in CHANGES:
+            assert live.reconfigure(**change).receipt["outcome"] == "applied"
+            assert live.tcp.get("/lora-adapters").json()[0]["scale"] == 0.25
+            assert answer() == quarter
+
+
+@pytest.mark.parametrize("model", ["", "llama-dense", "gemma3-dense", "qwen35-dense"])
+def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, model: str) -> None:
+    """The layouts round differently, so the words are compared and not the bits."""
+    body = (GREEDY if model else REAL) | {"n_probs": 0}
+    kind = Kind(model, body=body, changes=LAYOUTS)
+    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    assert changed.generation.written == control.generation.written
+    assert changed.later == control.later
+
+
+def asked_while_changed(
+    live: LiveEngine, ask: Callable[[], Json], changes: Sequence[Json]
+) -> list[Json]:
+    """Return the answers to a request that is made again and again during the changes."""
+    ended = threading.Event()
+
+    def ask_on() -> list[Json]:
+        answers = []
+        while not ended.is_set():
+            answers.append(ask())
+        return answers
+
+    with ThreadPoolExecutor(2) as pool:
+        callers = [pool.submit(ask_on) for _ in range(2)]
+        try:
+            for change in changes:
+                assert live.reconfigure(**change).receipt["outcome"] == "applied"
+        finally:
+            ended.set()
+        answers = [caller.result(WITHIN_S) for caller in callers]
+    assert all(len(each) > len(changes) for each in answers), "too few between the changes"
+    return [answer for each in answers for answer in each]
+
+
+FIVE = (GROW, SHRINK, OTHER, *streams(4, 16))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_are_the_same_during_changes(launch: Launch, pooling: str) -> None:
+    with launch("llama-dense", "--embeddings", "--pooling", pooling) as live:
+
+        def ask() -> Json:
+            return live.ask("/v1/embeddings", input=[TEXTS[0]]).receipt
+
+        before = ask()
+        other = live.ask("/v1/embeddings", input=[TEXTS[1]]).receipt
+        assert other["data"] != before["data"]
+        assert all(answer == before for answer in asked_while_changed(live, ask, FIVE))
+        assert ask() == before
+
+
+def test_ranks_are_the_same_during_changes(launch: Launch) -> None:
+    with launch("llama-dense", "--reranking") as live:
+
+        def ask() -> Json:
+            return live.ask("/v1/rerank", query=TEXTS[0], documents=list(TEXTS[1:2])).receipt
+
+        before = ask()
+        assert all(answer == before for answer in asked_while_changed(live, ask, FIVE))
+        assert ask() == before
