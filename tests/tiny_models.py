@@ -18,7 +18,7 @@ import numpy as np
 from llamactl_builder import paths, pin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 GENERATOR = "test-llama-archs"
 SEED = 20
@@ -114,9 +114,12 @@ def write_next_token_layer(model: Path, target: Path) -> None:
     layer[f"{NEXT_LAYER}nextn.enorm.weight"] = np.full(N_EMBD, 0.1, np.float32)
     layer[f"{NEXT_LAYER}nextn.hnorm.weight"] = np.full(N_EMBD, 0.1, np.float32)
     layer[f"{NEXT_LAYER}nextn.shared_head_norm.weight"] = tensors["output_norm.weight"]
-    uint32 = gguf.GGUFValueType.UINT32
-    added = {"qwen35.block_count": (3, uint32), "qwen35.nextn_predict_layers": (1, uint32)}
-    write(target, reader, tensors | layer, added)
+    replaced = {
+        "qwen35.block_count": 3,
+        "qwen35.nextn_predict_layers": 1,
+        "qwen35.attention.recurrent_layers": [1, 0, 0],
+    }
+    write(target, reader, tensors | layer, replaced)
 
 
 def write_lora(model: Path, target: Path) -> None:
@@ -148,24 +151,19 @@ def write(
     target: Path,
     source: gguf.GGUFReader,
     tensors: Mapping[str, Tensor],
-    added: Mapping[str, tuple[Any, gguf.GGUFValueType]] | None = None,
+    replaced: Mapping[str, object] | None = None,
 ) -> None:
-    """Write a model with another's metadata, some of it added or replaced, and these tensors."""
-    architecture = source.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(target, str(architecture))
-    values = {name: (value, kind, None) for name, (value, kind) in (added or {}).items()}
-    for name, value in ({n: v for n, *v in fields(source)} | values).items():
-        writer.add_key_value(name, *value)
+    """Write a model with another's metadata, some of its values replaced, and these tensors."""
+    values = {name: field.contents() for name, field in source.fields.items()}
+    writer = gguf.GGUFWriter(target, values["general.architecture"])
+    for name, value in (values | dict(replaced or {})).items():
+        if name.startswith("GGUF.") or name == "general.architecture" or value == []:
+            continue  # the writer's own, and what it cannot write: an empty array
+        types = source.fields[name].types
+        writer.add_key_value(name, value, types[0], types[-1])
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     finish(writer)
-
-
-def fields(source: gguf.GGUFReader) -> Iterator[tuple[str, Any, gguf.GGUFValueType, Any]]:
-    """Yield a model's metadata: name, value, type, and type of an array's elements."""
-    for name, field in source.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            yield name, field.contents(), field.types[0], field.types[-1]
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
