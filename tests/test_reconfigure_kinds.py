@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import N_CTX, N_SEQ, TRIES, Generation, LiveEngine, live_engine
-from sandbox import WITHIN_S
+from sandbox import WITHIN_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,8 +42,9 @@ TEXTS = (
     "morning, when the fishing boats return. In the last carriage",
 )
 REPEATED = (
-    "The cat sat on the mat. The dog ran in the park.\n" * 4,
-    "1 2 3 4 5 6 7 8 9 10 11 12\n" * 4,
+    "One, two, three, four, five.\n" * 3 + "One, two, three, six, seven.\n" * 2 + "One, two,",
+    "The cat sat on the mat.\nThe cat sat on the bed.\nThe dog sat on the mat.\n"
+    "The dog sat on the chair.\nThe cat sat on",
 )
 SAMPLED: Json = {"temperature": 1, "seed": 7, "n_probs": 1, "ignore_eos": True, "n_predict": 300}
 """Log probabilities are in the answer, so that every bit of the logits counts."""
@@ -125,45 +127,49 @@ KINDS = {
 }
 
 
-def drafted(model: str, kind: str, *options: str, texts: tuple[str, ...] = TEXTS[:N_SEQ]) -> Kind:
-    return Kind(model, ("--spec-type", kind, *options), GREEDY, texts)
+def drafted(model: str, spec: str, *options: str, temperature: float = 0) -> Kind:
+    body = GREEDY | {"temperature": temperature, "seed": 7, "n_predict": 300 if model else 72}
+    return Kind(model, ("--spec-type", spec, *options), body, TEXTS[:N_SEQ] if model else REPEATED)
 
 
-def ngrams(kind: str) -> Kind:
-    """Drafts out of what was written before, three tokens after each three that recur."""
-    sizes = (f"--spec-{kind}-size-n", "3", f"--spec-{kind}-size-m", "3")
-    return drafted("llama-dense", kind, *sizes, texts=REPEATED)
+def ngrams(spec: str) -> Kind:
+    """Drafts out of what was written before: three tokens, after each three that recur."""
+    sizes = (f"--spec-{spec}-size-n", "3", f"--spec-{spec}-size-m", "3")
+    return drafted("", spec, *sizes, temperature=0.5)
 
 
-THREE = ("--spec-draft-n-max", "3")
+LLAMA_DRAFTS = ("--spec-draft-n-max", "3", "--model-draft", f"{TINY}llama-draft")
+QWEN35_DRAFTS = ("--spec-draft-n-max", "3", "--model-draft", f"{TINY}qwen35-draft")
+MTP = ("--spec-draft-n-max", "3")
+NGRAM_MOD = (
+    *("--spec-ngram-mod-n-match", "3", "--spec-ngram-mod-n-min", "1"),
+    *("--spec-ngram-mod-n-max", "3"),
+)
+# The temperatures are such that some drafts are accepted and some are not.
 DRAFTS = {
-    "draft model": drafted(
-        "llama-dense", "draft-simple", *THREE, "--model-draft", f"{TINY}llama-draft"
-    ),
-    "draft model, hybrid": drafted(
-        "qwen35-dense", "draft-simple", *THREE, "--model-draft", f"{TINY}qwen35-draft"
+    "draft model": drafted("llama-dense", "draft-simple", *LLAMA_DRAFTS, temperature=0.05),
+    "draft model, hybrid": drafted("qwen35-dense", "draft-simple", *QWEN35_DRAFTS),
+    "draft model, hybrid, checkpoints": drafted(
+        "qwen35-dense", "draft-simple", *QWEN35_DRAFTS, *CHECKPOINTS
     ),
     "draft model of another kind": drafted(
-        "qwen35-dense", "draft-simple", *THREE, "--model-draft", f"{TINY}llama-draft", *CHECKPOINTS
+        "qwen35-dense", "draft-simple", *LLAMA_DRAFTS, temperature=0.3
     ),
-    "MTP": drafted("qwen35-mtp", "draft-mtp", *THREE),
-    "MTP, checkpoints": drafted("qwen35-mtp", "draft-mtp", *THREE, *CHECKPOINTS),
+    "MTP": drafted("qwen35-mtp", "draft-mtp", *MTP),
+    "MTP, checkpoints": drafted("qwen35-mtp", "draft-mtp", *MTP, *CHECKPOINTS),
     "ngram-simple": ngrams("ngram-simple"),
     "ngram-map-k": ngrams("ngram-map-k"),
     "ngram-map-k4v": ngrams("ngram-map-k4v"),
-    "ngram-mod": drafted(
-        "llama-dense", "ngram-mod", "--spec-ngram-mod-n-match", "3", "--spec-ngram-mod-n-min", "1",
-        "--spec-ngram-mod-n-max", "3", texts=REPEATED,
-    ),
-    "ngram-cache": drafted("llama-dense", "ngram-cache", texts=REPEATED),
-}  # fmt: skip
+    "ngram-mod": drafted("", "ngram-mod", *NGRAM_MOD, temperature=0.5),
+    "ngram-cache": drafted("", "ngram-cache"),
+}
 LORA = ("--lora", f"{TINY}llama-lora")
 ADAPTERS = {
     "LoRA": Kind("llama-dense", LORA),
     "LoRA, scaled": Kind("llama-dense", LORA, SAMPLED | {"lora": [{"id": 0, "scale": 0.5}]}),
     "control vector": Kind("llama-dense", ("--control-vector", f"{TINY}llama-control-vector")),
 }
-LAYOUTS: tuple[Json, ...] = ({"kv_unified": True}, {"kv_unified": False}, {"kv_unified": True})
+UNIFIED, SEPARATE = {"kv_unified": True}, {"kv_unified": False}
 
 
 @pytest.fixture
@@ -232,8 +238,8 @@ def test_generations_go_on_across_changes_and_are_kept(launch: Launch, kind: Kin
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in DRAFTS.items()])
 def test_drafts_go_on_across_changes(launch: Launch, kind: Kind) -> None:
     control, changed = undisturbed(launch, kind), disturbed(launch, kind)
-    for n_drafted, n_accepted in control.generation.draft_counts:
-        assert 5 < n_accepted < n_drafted, "nothing is accepted, or nothing rejected"
+    n_drafted, n_accepted = map(sum, zip(*control.generation.draft_counts, strict=True))
+    assert 5 < n_accepted < n_drafted, "hardly any is accepted, or all are"
     assert changed.generation.written == control.generation.written
     assert changed.later == control.later
 
@@ -268,37 +274,42 @@ def test_the_scale_of_an_adapter_stays(launch: Launch) -> None:
 def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, model: str) -> None:
     """The layouts round differently, so the words are compared and not the bits."""
     body = (GREEDY if model else REAL) | {"n_probs": 0}
-    kind = Kind(model, body=body, changes=LAYOUTS)
+    kind = Kind(model, body=body, changes=(UNIFIED, SEPARATE, UNIFIED, SEPARATE))
     control, changed = undisturbed(launch, kind), disturbed(launch, kind)
     assert changed.generation.written == control.generation.written
     assert changed.later == control.later
 
 
+def answered(answers: Sequence[list[Json]], enough: Sequence[int]) -> bool:
+    return all(len(mine) >= n for mine, n in zip(answers, enough, strict=True))
+
+
 def asked_while_changed(
     live: LiveEngine, ask: Callable[[], Json], changes: Sequence[Json]
 ) -> list[Json]:
-    """Return the answers to a request that is made again and again during the changes."""
+    """Return the answers to a request that two callers make again and again during the changes."""
     ended = threading.Event()
+    answers: tuple[list[Json], ...] = ([], [])
 
-    def ask_on() -> list[Json]:
-        answers = []
+    def ask_on(mine: list[Json]) -> None:
         while not ended.is_set():
-            answers.append(ask())
-        return answers
+            mine.append(ask())
 
-    with ThreadPoolExecutor(2) as pool:
-        callers = [pool.submit(ask_on) for _ in range(2)]
+    with ThreadPoolExecutor(len(answers)) as pool:
+        callers = [pool.submit(ask_on, mine) for mine in answers]
         try:
             for change in changes:
+                enough = [len(mine) + 2 for mine in answers]
                 assert live.reconfigure(**change).receipt["outcome"] == "applied"
+                until(partial(answered, answers, enough))
         finally:
             ended.set()
-        answers = [caller.result(WITHIN_S) for caller in callers]
-    assert all(len(each) > len(changes) for each in answers), "too few between the changes"
-    return [answer for each in answers for answer in each]
+        for caller in callers:
+            caller.result(WITHIN_S)
+    return [answer for mine in answers for answer in mine]
 
 
-FIVE = (GROW, SHRINK, OTHER, *streams(4, 16))
+FIVE = (GROW, {"n_ctx": N_CTX}, *streams(8, 16), {"n_ctx": 2 * N_CTX})
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -315,12 +326,24 @@ def test_embeddings_are_the_same_during_changes(launch: Launch, pooling: str) ->
         assert ask() == before
 
 
+def test_embeddings_survive_a_number_of_slots_that_libllama_cannot_pool(launch: Launch) -> None:
+    """It aborts where the slots do not divide the batch: such a change is refused, or works."""
+    with launch("llama-dense", "--embeddings", "--pooling", "mean") as live:
+        before = live.ask("/v1/embeddings", input=TEXTS[0]).receipt
+        answer = live.reconfigure(n_ctx=3 * N_CTX, n_seq=3)
+        if answer.status != 200:
+            assert (answer.status, answer.error["reason"]) == (400, "invalid_geometry")
+        assert live.ask("/v1/embeddings", input=TEXTS[0]).receipt == before
+
+
 def test_ranks_are_the_same_during_changes(launch: Launch) -> None:
     with launch("llama-dense", "--reranking") as live:
 
         def ask() -> Json:
-            return live.ask("/v1/rerank", query=TEXTS[0], documents=list(TEXTS[1:2])).receipt
+            return live.ask("/v1/rerank", query=TEXTS[0], documents=list(TEXTS[1:3])).receipt
 
         before = ask()
+        first, second = (each["relevance_score"] for each in before["results"])
+        assert first != second
         assert all(answer == before for answer in asked_while_changed(live, ask, FIVE))
         assert ask() == before
