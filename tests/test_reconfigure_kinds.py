@@ -280,18 +280,18 @@ def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, m
     assert changed.later == control.later
 
 
-def answered(answers: Sequence[list[Json]], enough: Sequence[int]) -> bool:
+def answered(answers: Sequence[list[Any]], enough: Sequence[int]) -> bool:
     return all(len(mine) >= n for mine, n in zip(answers, enough, strict=True))
 
 
 def asked_while_changed(
-    live: LiveEngine, ask: Callable[[], Json], changes: Sequence[Json]
-) -> list[Json]:
+    live: LiveEngine, ask: Callable[[], Sequence[float]], changes: Sequence[Json]
+) -> list[Sequence[float]]:
     """Return the answers to a request that two callers make again and again during the changes."""
     ended = threading.Event()
-    answers: tuple[list[Json], ...] = ([], [])
+    answers: tuple[list[Sequence[float]], ...] = ([], [])
 
-    def ask_on(mine: list[Json]) -> None:
+    def ask_on(mine: list[Sequence[float]]) -> None:
         while not ended.is_set():
             mine.append(ask())
 
@@ -309,41 +309,45 @@ def asked_while_changed(
     return [answer for mine in answers for answer in mine]
 
 
+def embedding(live: LiveEngine, text: str) -> list[float]:
+    answer = live.ask("/v1/embeddings", input=text).receipt
+    values: list[float] = answer["data"][0]["embedding"]
+    return values
+
+
+def rank(live: LiveEngine, text: str) -> list[float]:
+    answer = live.ask("/v1/rerank", query=TEXTS[0], documents=[text]).receipt
+    return [answer["results"][0]["relevance_score"]]
+
+
 FIVE = (GROW, {"n_ctx": N_CTX}, *streams(8, 16), {"n_ctx": 2 * N_CTX})
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_embeddings_are_the_same_during_changes(launch: Launch, pooling: str) -> None:
-    with launch("llama-dense", "--embeddings", "--pooling", pooling) as live:
-
-        def ask() -> Json:
-            return live.ask("/v1/embeddings", input=[TEXTS[0]]).receipt
-
-        before = ask()
-        other = live.ask("/v1/embeddings", input=[TEXTS[1]]).receipt
-        assert other["data"] != before["data"]
-        assert all(answer == before for answer in asked_while_changed(live, ask, FIVE))
-        assert ask() == before
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        pytest.param(embedding, ("--embeddings", "--pooling", "mean"), id="mean"),
+        pytest.param(embedding, ("--embeddings", "--pooling", "last"), id="last"),
+        pytest.param(rank, ("--reranking",), id="rank"),
+    ],
+)
+def test_embeddings_and_ranks_are_the_same_during_changes(
+    launch: Launch, value: Callable[[LiveEngine, str], list[float]], options: tuple[str, ...]
+) -> None:
+    with launch("llama-dense", *options) as live:
+        before = pytest.approx(value(live, TEXTS[1]), rel=1e-3, abs=1e-5)
+        assert value(live, TEXTS[2]) != before
+        answers = asked_while_changed(live, lambda: value(live, TEXTS[1]), FIVE)
+        assert all(answer == before for answer in answers)
+        assert value(live, TEXTS[1]) == before
+        assert live.props()["n_weight_loads"] == 1
 
 
 def test_embeddings_survive_a_number_of_slots_that_libllama_cannot_pool(launch: Launch) -> None:
     """It aborts where the slots do not divide the batch: such a change is refused, or works."""
     with launch("llama-dense", "--embeddings", "--pooling", "mean") as live:
-        before = live.ask("/v1/embeddings", input=TEXTS[0]).receipt
+        before = embedding(live, TEXTS[0])
         answer = live.reconfigure(n_ctx=3 * N_CTX, n_seq=3)
         if answer.status != 200:
             assert (answer.status, answer.error["reason"]) == (400, "invalid_geometry")
-        assert live.ask("/v1/embeddings", input=TEXTS[0]).receipt == before
-
-
-def test_ranks_are_the_same_during_changes(launch: Launch) -> None:
-    with launch("llama-dense", "--reranking") as live:
-
-        def ask() -> Json:
-            return live.ask("/v1/rerank", query=TEXTS[0], documents=list(TEXTS[1:3])).receipt
-
-        before = ask()
-        first, second = (each["relevance_score"] for each in before["results"])
-        assert first != second
-        assert all(answer == before for answer in asked_while_changed(live, ask, FIVE))
-        assert ask() == before
+        assert embedding(live, TEXTS[0]) == before
