@@ -320,21 +320,22 @@ def rank(live: LiveEngine, text: str) -> list[float]:
     return [answer["results"][0]["relevance_score"]]
 
 
+EMBEDDINGS = ("--embeddings", "--pooling")
 FIVE = (GROW, {"n_ctx": N_CTX}, *streams(8, 16), {"n_ctx": 2 * N_CTX})
 
 
 @pytest.mark.parametrize(
-    ("value", "options"),
+    ("value", "kind"),
     [
-        pytest.param(embedding, ("--embeddings", "--pooling", "mean"), id="mean"),
-        pytest.param(embedding, ("--embeddings", "--pooling", "last"), id="last"),
-        pytest.param(rank, ("--reranking",), id="rank"),
+        pytest.param(embedding, Kind("llama-dense", (*EMBEDDINGS, "mean")), id="mean"),
+        pytest.param(embedding, Kind("llama-dense", (*EMBEDDINGS, "last")), id="last"),
+        pytest.param(rank, Kind("qwen3-ranker", ("--reranking",)), id="rank"),
     ],
 )
 def test_embeddings_and_ranks_are_the_same_during_changes(
-    launch: Launch, value: Callable[[LiveEngine, str], list[float]], options: tuple[str, ...]
+    launch: Launch, value: Callable[[LiveEngine, str], list[float]], kind: Kind
 ) -> None:
-    with launch("llama-dense", *options) as live:
+    with launch(kind.model, *kind.options) as live:
         before = pytest.approx(value(live, TEXTS[1]), rel=1e-3, abs=1e-5)
         assert value(live, TEXTS[2]) != before
         answers = asked_while_changed(live, lambda: value(live, TEXTS[1]), FIVE)
@@ -345,7 +346,7 @@ def test_embeddings_and_ranks_are_the_same_during_changes(
 
 def test_embeddings_survive_a_number_of_slots_that_libllama_cannot_pool(launch: Launch) -> None:
     """It aborts where the slots do not divide the batch: such a change is refused, or works."""
-    with launch("llama-dense", "--embeddings", "--pooling", "mean") as live:
+    with launch("llama-dense", *EMBEDDINGS, "mean") as live:
         before = embedding(live, TEXTS[0])
         answer = live.reconfigure(n_ctx=3 * N_CTX, n_seq=3)
         if answer.status != 200:

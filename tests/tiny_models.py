@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GENERATOR = "test-llama-archs"
 SEED = 20
-ARCHITECTURES = ("llama", "qwen35", "lfm2", "mamba2", "gemma3", "qwen3moe", "jamba")
+ARCHITECTURES = ("llama", "qwen35", "lfm2", "mamba2", "gemma3", "qwen3", "qwen3moe", "jamba")
 N_VOCAB, N_EMBD = 128, 256
 LORA_RANK = 4
 LORA_SIZE = 0.5
@@ -77,6 +77,7 @@ def make(directory: Path, generator: Path) -> None:
     write_blurred(llama, directory / "llama-draft.gguf")
     write_blurred(qwen35, directory / "qwen35-draft.gguf")
     write_next_token_layer(qwen35, directory / "qwen35-mtp.gguf")
+    write_ranker(directory / "qwen3-dense.gguf", directory / "qwen3-ranker.gguf")
     write_lora(llama, directory / "llama-lora.gguf")
     write_control_vector(directory / "llama-control-vector.gguf")
 
@@ -122,6 +123,15 @@ def write_next_token_layer(model: Path, target: Path) -> None:
     write(target, reader, tensors | layer, replaced)
 
 
+def write_ranker(model: Path, target: Path) -> None:
+    """Write a qwen3 with the two outputs of a reranker, yes and no."""
+    random = np.random.default_rng(SEED)
+    reader = gguf.GGUFReader(model)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    head = {"cls.output.weight": random.standard_normal((2, N_EMBD), np.float32)}
+    write(target, reader, tensors | head, {"qwen3.classifier.output_labels": ["yes", "no"]})
+
+
 def write_lora(model: Path, target: Path) -> None:
     """Write a LoRA adapter of the attention's input and output."""
     random = np.random.default_rng(SEED)
@@ -159,8 +169,8 @@ def write(
     for name, value in (values | dict(replaced or {})).items():
         if name.startswith("GGUF.") or name == "general.architecture" or value == []:
             continue  # the writer's own, and what it cannot write: an empty array
-        types = source.fields[name].types
-        writer.add_key_value(name, value, types[0], types[-1])
+        kind, *of = source.fields[name].types
+        writer.add_key_value(name, value, kind, of[0] if of else None)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     finish(writer)
