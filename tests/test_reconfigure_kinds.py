@@ -46,14 +46,14 @@ REPEATED = (
     "The cat sat on the mat.\nThe cat sat on the bed.\nThe dog sat on the mat.\n"
     "The dog sat on the chair.\nThe cat sat on",
 )
-SAMPLED: Json = {"temperature": 1, "seed": 7, "n_probs": 1, "ignore_eos": True, "n_predict": 300}
+SAMPLED: Json = {"temperature": 1, "seed": 7, "n_probs": 1, "ignore_eos": True, "n_predict": 200}
 """Log probabilities are in the answer, so that every bit of the logits counts."""
-GREEDY: Json = {"temperature": 0, "ignore_eos": True, "n_predict": 300}
+GREEDY: Json = {"temperature": 0, "ignore_eos": True, "n_predict": 200}
 REAL: Json = GREEDY | {"n_probs": 1, "n_predict": 48}
 """For the real model, which takes a hundred times as long as a tiny one."""
 TINY = "tiny:"
 """Begins an option's value that is the name of a tiny model."""
-N_AFTER = 8
+N_LATER = 8
 """Tokens of a later answer."""
 
 
@@ -74,12 +74,22 @@ class Kind:
 
 
 @dataclass(frozen=True)
+class Later:
+    """What came of a request that goes on with a conversation, or edits it."""
+
+    n_reused: int
+    """Tokens that it found in its slot."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """What an engine wrote, and what it made of its conversations afterwards."""
 
     generation: Generation
-    later: tuple[tuple[int, tuple[int, ...]], ...]
-    """For each later request: how many tokens it found in its slot, and what was written."""
+    continued: tuple[Later, ...]
+    edited: tuple[Later, ...]
 
 
 def cache_type(name: str) -> tuple[str, ...]:
@@ -91,6 +101,8 @@ def streams(*counts: int) -> tuple[Json, ...]:
 
 
 FOUR: Mapping[str, Any] = {"texts": TEXTS, "changes": streams(8, 4, 16)}
+UNIFIED = ("--kv-unified", "--no-cache-idle-slots")
+"""Else the first request that comes clears every slot that is idle."""
 SPLIT = ("--parallel", "4")
 CHECKPOINTS = ("--ubatch-size", "32", "--checkpoint-min-step", "16")
 """Small steps, so that a short prompt has several checkpoints."""
@@ -99,20 +111,20 @@ KINDS = {
     "q8_0": Kind("", cache_type("q8_0")),
     "q4_0": Kind("", cache_type("q4_0")),
     "no flash attention": Kind("", ("--flash-attn", "off")),
-    "unified": Kind("", ("--kv-unified",)),
+    "unified": Kind("", UNIFIED),
     "tiny": Kind("llama-dense"),
     "tiny, four streams": Kind("llama-dense", SPLIT, **FOUR),
     "mixture of experts": Kind("llama-moe"),
     "mixture of experts, qwen3": Kind("qwen3moe-moe"),
     "sliding window": Kind("gemma3-dense", CHECKPOINTS),
     "sliding window, four streams": Kind("gemma3-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
-    "sliding window, unified": Kind("gemma3-dense", ("--kv-unified", *CHECKPOINTS)),
+    "sliding window, unified": Kind("gemma3-dense", (*UNIFIED, *CHECKPOINTS)),
     "sliding window, whole": Kind("gemma3-dense", ("--swa-full",)),
     "recurrent": Kind("mamba2-dense", CHECKPOINTS),
     "recurrent, four streams": Kind("mamba2-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
     "hybrid, delta net": Kind("qwen35-dense", CHECKPOINTS),
     "hybrid, delta net, four streams": Kind("qwen35-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
-    "hybrid, delta net, unified": Kind("qwen35-dense", ("--kv-unified", *CHECKPOINTS)),
+    "hybrid, delta net, unified": Kind("qwen35-dense", (*UNIFIED, *CHECKPOINTS)),
     "hybrid, convolution": Kind("lfm2-dense", CHECKPOINTS),
     "hybrid, mamba": Kind("jamba-dense", CHECKPOINTS),
     "backend sampling": Kind(
@@ -128,7 +140,7 @@ KINDS = {
 
 
 def drafted(model: str, spec: str, *options: str, temperature: float = 0) -> Kind:
-    body = GREEDY | {"temperature": temperature, "seed": 7, "n_predict": 300 if model else 72}
+    body = GREEDY | {"temperature": temperature, "seed": 7, "n_predict": 200 if model else 72}
     return Kind(model, ("--spec-type", spec, *options), body, TEXTS[:N_SEQ] if model else REPEATED)
 
 
@@ -169,7 +181,7 @@ ADAPTERS = {
     "LoRA, scaled": Kind("llama-dense", LORA, SAMPLED | {"lora": [{"id": 0, "scale": 0.5}]}),
     "control vector": Kind("llama-dense", ("--control-vector", f"{TINY}llama-control-vector")),
 }
-UNIFIED, SEPARATE = {"kv_unified": True}, {"kv_unified": False}
+LAYOUTS: tuple[Json, ...] = ({"kv_unified": True}, {"kv_unified": False})
 
 
 @pytest.fixture
@@ -185,7 +197,9 @@ def launch(request: pytest.FixtureRequest, engine_path: Path, tiny: TinyModels) 
         )
         # The tiny models say that they were trained on 256 tokens, which bounds every slot.
         wide = f"{model.split('-')[0]}.context_length=int:{8 * N_CTX}"
-        return live_engine(engine_path, tiny.model(model), "--override-kv", wide, *options)
+        # A second thread would have less to compute than to wait for.
+        one = ("--threads", "1", "--threads-batch", "1")
+        return live_engine(engine_path, tiny.model(model), "--override-kv", wide, *one, *options)
 
     return start
 
@@ -200,14 +214,31 @@ def converse(live: LiveEngine, kind: Kind, changes: Sequence[Json]) -> Run:
     prompts = [tokens_of(live, text) for text in kind.texts]
     generation = live.generate(kind.asked | {"prompt": prompts}, changes)
     more = tokens_of(live, " And then")
-    later = []
-    for prompt, written, slot in zip(prompts, generation.tokens, generation.slots, strict=True):
-        for longer in ([*prompt, *written, *more], [*prompt[:-10], *more, *more]):
-            body = kind.asked | {"prompt": longer, "n_predict": N_AFTER, "id_slot": slot}
-            answer = live.ask("/completion", **body, return_tokens=True).receipt
-            later.append((answer["timings"]["cache_n"], tuple(answer["tokens"])))
+
+    def later(prompt: Sequence[int], slot: int) -> Later:
+        body = kind.asked | {"prompt": prompt, "n_predict": N_LATER, "id_slot": slot}
+        answer = live.ask("/completion", **body, return_tokens=True).receipt
+        probabilities = answer.get("completion_probabilities", ())
+        return Later(
+            n_reused=answer["timings"]["cache_n"],
+            tokens=tuple(answer["tokens"]),
+            logprobs=tuple(token["logprob"] for token in probabilities),
+        )
+
+    conversations = list(zip(prompts, generation.tokens, generation.slots, strict=True))
+    continued = tuple(later([*told, *wrote, *more], slot) for told, wrote, slot in conversations)
+    edited = tuple(later([*told[:-10], *more, *more], slot) for told, _, slot in conversations)
     assert live.props()["n_weight_loads"] == 1
-    return Run(generation, tuple(later))
+    return Run(generation, continued, edited)
+
+
+def compared(launch: Launch, kind: Kind) -> Run:
+    """Compare a changed run with an undisturbed one, which is returned."""
+    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    assert changed.generation.written == control.generation.written
+    assert changed.continued == control.continued
+    assert changed.edited == control.edited
+    return control
 
 
 def undisturbed(launch: Launch, kind: Kind) -> Run:
@@ -230,26 +261,21 @@ def disturbed(launch: Launch, kind: Kind) -> Run:
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])
 def test_generations_go_on_across_changes_and_are_kept(launch: Launch, kind: Kind) -> None:
-    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
-    assert changed.generation.written == control.generation.written
-    assert changed.later == control.later
+    control = compared(launch, kind)
+    assert all(later.n_reused > 0 for later in control.continued)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in DRAFTS.items()])
 def test_drafts_go_on_across_changes(launch: Launch, kind: Kind) -> None:
-    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    control = compared(launch, kind)
     n_drafted, n_accepted = map(sum, zip(*control.generation.draft_counts, strict=True))
     assert 5 < n_accepted < n_drafted, "hardly any is accepted, or all are"
-    assert changed.generation.written == control.generation.written
-    assert changed.later == control.later
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in ADAPTERS.items()])
 def test_adapters_stay_across_changes(launch: Launch, kind: Kind) -> None:
-    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
+    control = compared(launch, kind)
     assert control.generation.tokens != undisturbed(launch, Kind(kind.model)).generation.tokens
-    assert changed.generation.written == control.generation.written
-    assert changed.later == control.later
 
 
 def test_the_scale_of_an_adapter_stays(launch: Launch) -> None:
@@ -274,10 +300,8 @@ def test_the_scale_of_an_adapter_stays(launch: Launch) -> None:
 def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, model: str) -> None:
     """The layouts round differently, so the words are compared and not the bits."""
     body = (GREEDY if model else REAL) | {"n_probs": 0}
-    kind = Kind(model, body=body, changes=(UNIFIED, SEPARATE, UNIFIED, SEPARATE))
-    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
-    assert changed.generation.written == control.generation.written
-    assert changed.later == control.later
+    kind = Kind(model, body=body, changes=2 * LAYOUTS)
+    compared(launch, kind)
 
 
 def answered(answers: Sequence[list[Any]], enough: Sequence[int]) -> bool:
