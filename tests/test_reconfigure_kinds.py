@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -118,15 +118,26 @@ KINDS = {
     "mixture of experts, qwen3": Kind("qwen3moe-moe"),
     "sliding window": Kind("gemma3-dense", CHECKPOINTS),
     "sliding window, four streams": Kind("gemma3-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
+    "sliding window, q8_0": Kind("gemma3-dense", (*CHECKPOINTS, *cache_type("q8_0"))),
     "sliding window, unified": Kind("gemma3-dense", (*UNIFIED, *CHECKPOINTS)),
     "sliding window, whole": Kind("gemma3-dense", ("--swa-full",)),
+    "chunked window": Kind("llama4-moe", CHECKPOINTS),
     "recurrent": Kind("mamba2-dense", CHECKPOINTS),
     "recurrent, four streams": Kind("mamba2-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
     "hybrid, delta net": Kind("qwen35-dense", CHECKPOINTS),
     "hybrid, delta net, four streams": Kind("qwen35-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
+    "hybrid, delta net, q8_0": Kind("qwen35-dense", (*CHECKPOINTS, *cache_type("q8_0"))),
     "hybrid, delta net, unified": Kind("qwen35-dense", (*UNIFIED, *CHECKPOINTS)),
     "hybrid, convolution": Kind("lfm2-dense", CHECKPOINTS),
     "hybrid, mamba": Kind("jamba-dense", CHECKPOINTS),
+    "hybrid, linear attention": Kind("minimax-01-moe", CHECKPOINTS),
+    "hybrid, latent attention": Kind("kimi-linear-moe", CHECKPOINTS),
+    "hybrid with an index": Kind("glm5-next-moe", CHECKPOINTS),
+    "index for latent attention": Kind("hy_v4-moe", CHECKPOINTS),
+    "index and sliding window": Kind("dots3note-moe", CHECKPOINTS),
+    "index in the middle layers": Kind("minimax-m3-moe", CHECKPOINTS),
+    "compressed cache": Kind("deepseek4-moe", CHECKPOINTS),
+    "compressed cache, window whole": Kind("deepseek4-moe", ("--swa-full", *CHECKPOINTS)),
     "backend sampling": Kind(
         "llama-dense", ("--backend-sampling",), SAMPLED | {"n_probs": 0, "backend_sampling": True}
     ),
@@ -164,11 +175,28 @@ DRAFTS = {
     "draft model, hybrid, checkpoints": drafted(
         "qwen35-dense", "draft-simple", *QWEN35_DRAFTS, *CHECKPOINTS
     ),
+    "draft model, hybrid, unified": drafted(
+        "qwen35-dense", "draft-simple", *QWEN35_DRAFTS, *UNIFIED
+    ),
+    "draft model, its cache q8_0": drafted(
+        "qwen35-dense",
+        "draft-simple",
+        *QWEN35_DRAFTS,
+        *cache_type("q8_0"),
+        "--spec-draft-type-k",
+        "q8_0",
+        "--spec-draft-type-v",
+        "q8_0",
+    ),
     "draft model of another kind": drafted(
         "qwen35-dense", "draft-simple", *LLAMA_DRAFTS, temperature=0.3
     ),
     "MTP": drafted("qwen35-mtp", "draft-mtp", *MTP),
     "MTP, checkpoints": drafted("qwen35-mtp", "draft-mtp", *MTP, *CHECKPOINTS),
+    "MTP, unified": drafted("qwen35-mtp", "draft-mtp", *MTP, *UNIFIED),
+    "MTP, four streams": replace(
+        drafted("qwen35-mtp", "draft-mtp", *MTP, *SPLIT, *CHECKPOINTS), **FOUR
+    ),
     "ngram-simple": ngrams("ngram-simple"),
     "ngram-map-k": ngrams("ngram-map-k"),
     "ngram-map-k4v": ngrams("ngram-map-k4v"),
@@ -196,7 +224,7 @@ def launch(request: pytest.FixtureRequest, engine_path: Path, tiny: TinyModels) 
             for word in options
         )
         # The tiny models say that they were trained on 256 tokens, which bounds every slot.
-        wide = f"{model.split('-')[0]}.context_length=int:{8 * N_CTX}"
+        wide = f"{model.rpartition('-')[0]}.context_length=int:{8 * N_CTX}"
         # A second thread would have less to compute than to wait for.
         one = ("--threads", "1", "--threads-batch", "1")
         return live_engine(engine_path, tiny.model(model), "--override-kv", wide, *one, *options)

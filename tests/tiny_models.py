@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 GENERATOR = "test-llama-archs"
 SEED = 20
-ARCHITECTURES = ("llama", "qwen35", "lfm2", "mamba2", "gemma3", "qwen3", "qwen3moe", "jamba")
+ARCHITECTURES = (
+    *("llama", "llama4", "gemma3", "qwen3", "qwen3moe"),
+    *("mamba2", "qwen35", "lfm2", "jamba", "kimi-linear", "minimax-01"),
+    *("deepseek4", "dots3note", "glm5-next", "hy_v4", "minimax-m3"),
+)
 N_VOCAB, N_EMBD = 128, 256
 LORA_RANK = 4
 LORA_SIZE = 0.5
