@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from live_engine import N_CTX, N_SEQ, TRIES, Generation, LiveEngine, live_engine
+from live_engine import N_CTX, N_SEQ, TRIES, Generation, Json, LiveEngine, live_engine
 from sandbox import WITHIN_S, until
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from live_engine import Json
     from tiny_models import TinyModels
 
     Launch = Callable[..., AbstractContextManager[LiveEngine]]
@@ -120,7 +119,9 @@ KINDS = {
     "sliding window, four streams": Kind("gemma3-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
     "sliding window, q8_0": Kind("gemma3-dense", (*CHECKPOINTS, *cache_type("q8_0"))),
     "sliding window, unified": Kind("gemma3-dense", (*UNIFIED, *CHECKPOINTS)),
-    "sliding window, whole": Kind("gemma3-dense", ("--swa-full",)),
+    "sliding window, whole": Kind(
+        "gemma3-dense", ("--swa-full", *CHECKPOINTS), SAMPLED | {"n_predict": 300}
+    ),  # longer than the cells that a window needs, which are 256
     "chunked window": Kind("llama4-moe", CHECKPOINTS),
     "recurrent": Kind("mamba2-dense", CHECKPOINTS),
     "recurrent, four streams": Kind("mamba2-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
@@ -128,7 +129,7 @@ KINDS = {
     "hybrid, delta net, four streams": Kind("qwen35-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
     "hybrid, delta net, q8_0": Kind("qwen35-dense", (*CHECKPOINTS, *cache_type("q8_0"))),
     "hybrid, delta net, unified": Kind("qwen35-dense", (*UNIFIED, *CHECKPOINTS)),
-    "hybrid, convolution": Kind("lfm2-dense", CHECKPOINTS),
+    "hybrid, convolution and window": Kind("lfm2-dense", CHECKPOINTS),
     "hybrid, mamba": Kind("jamba-dense", CHECKPOINTS),
     "hybrid, linear attention": Kind("minimax-01-moe", CHECKPOINTS),
     "hybrid, latent attention": Kind("kimi-linear-moe", CHECKPOINTS),
@@ -137,7 +138,6 @@ KINDS = {
     "index and sliding window": Kind("dots3note-moe", CHECKPOINTS),
     "index in the middle layers": Kind("minimax-m3-moe", CHECKPOINTS),
     "compressed cache": Kind("deepseek4-moe", CHECKPOINTS),
-    "compressed cache, window whole": Kind("deepseek4-moe", ("--swa-full", *CHECKPOINTS)),
     "backend sampling": Kind(
         "llama-dense", ("--backend-sampling",), SAMPLED | {"n_probs": 0, "backend_sampling": True}
     ),
@@ -330,6 +330,36 @@ def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, m
     body = (GREEDY if model else REAL) | {"n_probs": 0}
     kind = Kind(model, body=body, changes=2 * LAYOUTS)
     compared(launch, kind)
+
+
+def prompted(live: LiveEngine, body: Json, changes: Sequence[Json]) -> tuple[list[Json], Json]:
+    """Ask with these changes while the prompt is processed; return the receipts and the end."""
+    left, receipts, written = list(changes), list[Json](), list[Any]()
+    event: Json = {}
+    for event in live.events("/completion", body | {"return_progress": True}):
+        progress = event.get("prompt_progress")
+        if left and progress and 0 < progress["processed"] < progress["total"]:
+            receipts.append(live.reconfigure(**left.pop(0)).receipt)
+        if not progress:
+            written += [event["tokens"], event.get("completion_probabilities")]
+    assert not left
+    return receipts, {"written": written, "reused": event["timings"]["cache_n"]}
+
+
+@pytest.mark.parametrize("model", ["llama-dense", "gemma3-dense", "mamba2-dense", "qwen35-dense"])
+def test_half_a_prompt_goes_on_after_changes(launch: Launch, model: str) -> None:
+    options = ("--batch-size", "16", "--ubatch-size", "16")
+    with launch(model, *options) as live:
+        prompt = 15 * tokens_of(live, TEXTS[0])
+        body = SAMPLED | {"prompt": prompt, "n_predict": 20, "id_slot": 0}
+        _, control = prompted(live, body, ())
+    for _ in range(TRIES):
+        with launch(model, *options) as live:
+            receipts, changed = prompted(live, body, CHANGES)
+        assert changed == control
+        if all(receipt["tokens_held"] < len(prompt) for receipt in receipts):
+            return
+    raise AssertionError(f"no change came in time: {receipts}")
 
 
 def answered(answers: Sequence[list[Any]], enough: Sequence[int]) -> bool:
