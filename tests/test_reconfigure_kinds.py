@@ -122,6 +122,9 @@ KINDS = {
     "sliding window, whole": Kind(
         "gemma3-dense", ("--swa-full", *CHECKPOINTS), SAMPLED | {"n_predict": 300}
     ),  # longer than the cells that a window needs, which are 256
+    "sliding window, gone around": Kind(
+        "gemma3-dense", CHECKPOINTS, SAMPLED | {"n_probs": 0}, tuple(8 * text for text in TEXTS[:2])
+    ),
     "chunked window": Kind("llama4-moe", CHECKPOINTS),
     "recurrent": Kind("mamba2-dense", CHECKPOINTS),
     "recurrent, four streams": Kind("mamba2-dense", (*SPLIT, *CHECKPOINTS), **FOUR),
@@ -332,31 +335,39 @@ def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, m
     compared(launch, kind)
 
 
-def prompted(live: LiveEngine, body: Json, changes: Sequence[Json]) -> tuple[list[Json], Json]:
-    """Ask with these changes while the prompt is processed; return the receipts and the end."""
-    left, receipts, written = list(changes), list[Json](), list[Any]()
-    event: Json = {}
+def prompted(
+    live: LiveEngine, body: Json, changes: Sequence[Json]
+) -> tuple[list[Json], list[int], list[float]]:
+    """Ask with these changes while the prompt is processed.
+
+    Return the receipts, and what was written: tokens and their log probabilities.
+    """
+    left, receipts, tokens = list(changes), list[Json](), list[int]()
+    probabilities: list[Json] = []
     for event in live.events("/completion", body | {"return_progress": True}):
-        progress = event.get("prompt_progress")
-        if left and progress and 0 < progress["processed"] < progress["total"]:
-            receipts.append(live.reconfigure(**left.pop(0)).receipt)
-        if not progress:
-            written += [event["tokens"], event.get("completion_probabilities")]
+        if progress := event.get("prompt_progress"):
+            if left and 0 < progress["processed"] < progress["total"]:
+                receipts.append(live.reconfigure(**left.pop(0)).receipt)
+        elif not event["stop"]:
+            tokens += event["tokens"]
+            probabilities += event["completion_probabilities"]
     assert not left
-    return receipts, {"written": written, "reused": event["timings"]["cache_n"]}
+    return receipts, tokens, [token["logprob"] for token in probabilities]
 
 
 @pytest.mark.parametrize("model", ["llama-dense", "gemma3-dense", "mamba2-dense", "qwen35-dense"])
 def test_half_a_prompt_goes_on_after_changes(launch: Launch, model: str) -> None:
+    """Where a sliding window has gone around its cells, a move changes their order: it rounds."""
     options = ("--batch-size", "16", "--ubatch-size", "16")
     with launch(model, *options) as live:
         prompt = 15 * tokens_of(live, TEXTS[0])
         body = SAMPLED | {"prompt": prompt, "n_predict": 20, "id_slot": 0}
-        _, control = prompted(live, body, ())
+        _, tokens, logprobs = prompted(live, body, ())
+    assert len(tokens) == len(logprobs) == 20
     for _ in range(TRIES):
         with launch(model, *options) as live:
-            receipts, changed = prompted(live, body, CHANGES)
-        assert changed == control
+            receipts, *changed = prompted(live, body, CHANGES)
+        assert changed == [tokens, pytest.approx(logprobs, abs=1e-4)]
         if all(receipt["tokens_held"] < len(prompt) for receipt in receipts):
             return
     raise AssertionError(f"no change came in time: {receipts}")
