@@ -327,6 +327,35 @@ def test_the_scale_of_an_adapter_stays(launch: Launch) -> None:
             assert answer() == quarter
 
 
+def scaled(live: LiveEngine, slot: int) -> tuple[int, list[int]]:
+    """Generate long in this slot, with a scale of its own; return its length and the tokens."""
+    lora = [{"id": 0, "scale": (0.3, 0.9)[slot]}]
+    body = SAMPLED | {"prompt": TEXTS[slot], "n_predict": 600, "n_probs": 0, "lora": lora}
+    answer = live.ask("/completion", **body, id_slot=slot, return_tokens=True).receipt
+    tokens: list[int] = answer["tokens"]
+    return answer["tokens_evaluated"] + len(tokens), tokens
+
+
+def busy(live: LiveEngine) -> bool:
+    return all(slot["is_processing"] for slot in live.slots())
+
+
+def test_each_generation_keeps_its_own_scale(launch: Launch) -> None:
+    with launch("llama-dense", *LORA) as live:
+        control = [scaled(live, slot) for slot in (0, 1)]
+    for _ in range(TRIES):
+        with launch("llama-dense", *LORA) as live, ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(scaled, live, slot) for slot in (0, 1)]
+            until(partial(busy, live))
+            receipts = [live.reconfigure(**change).receipt for change in CHANGES]
+            assert [answer.result(WITHIN_S) for answer in answers] == control
+        moved = [slot for receipt in receipts for slot in receipt["slots"]]
+        # Different scales do not share a batch: one slot waits while the other one generates.
+        if all(slot["tokens"] < control[slot["slot"]][0] for slot in moved):
+            return
+    raise AssertionError(f"no change came in time: {receipts}")
+
+
 @pytest.mark.parametrize("model", ["", "llama-dense", "gemma3-dense", "qwen35-dense"])
 def test_generations_go_on_between_unified_and_separate_caches(launch: Launch, model: str) -> None:
     """The layouts round differently, so the words are compared and not the bits."""
