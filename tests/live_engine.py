@@ -78,7 +78,9 @@ class Generation:
 class LiveEngine:
     """One llama-server on a TCP port and a unix socket."""
 
-    def __init__(self, engine: Path, model: Path, *options: str) -> None:
+    def __init__(
+        self, engine: Path, model: Path, *options: str, env: Mapping[str, str] | None = None
+    ) -> None:
         # Not pytest's tmp_path: the path of a socket may have 107 bytes only.
         self.root = Path(tempfile.mkdtemp(prefix="llamactl-"))
         self.socket = self.root / "engine.sock"
@@ -98,7 +100,8 @@ class LiveEngine:
         self.unix = httpx.Client(base_url="http://engine", transport=unix, timeout=WITHIN_S)
         with (self.root / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                words, stdout=log, stderr=subprocess.STDOUT, env=os.environ | PATIENT_THREADS
+                words, stdout=log, stderr=subprocess.STDOUT,
+                env=os.environ | PATIENT_THREADS | dict(env or {}),
             )
         until(self._serves_or_ended)
         assert self.process.poll() is None, self.log()
@@ -161,6 +164,11 @@ class LiveEngine:
         """Empty every slot and go back to the geometry that tests start from."""
         until(lambda: not any(slot["is_processing"] for slot in self.slots()))
         self.erase()
+        while self.props()["parked"]:
+            # both differ from what any test leaves behind, so one of them is a change
+            for n_seq in (15, 16):
+                self.reconfigure(n_ctx=n_seq * 8192, n_seq=n_seq, kv_unified=False)
+            self.erase()
         receipt = self.reconfigure(n_ctx=N_CTX, n_seq=N_SEQ, kv_unified=False).receipt
         assert receipt["geometry"] | {"n_ctx": N_CTX, "n_seq": N_SEQ} == receipt["geometry"]
 
@@ -241,9 +249,11 @@ def _before_the_end(receipt: Json, last: Sequence[Json]) -> bool:
 
 
 @contextlib.contextmanager
-def live_engine(engine: Path, model: Path, *options: str) -> Iterator[LiveEngine]:
+def live_engine(
+    engine: Path, model: Path, *options: str, env: Mapping[str, str] | None = None
+) -> Iterator[LiveEngine]:
     """Yield an engine that has loaded its model; it must not have died before the end."""
-    live = LiveEngine(engine, model, *options)
+    live = LiveEngine(engine, model, *options, env=env)
     try:
         yield live
     finally:

@@ -207,15 +207,6 @@ def test_a_request_that_makes_no_sense_is_told_why(
     assert engine.props() == before
 
 
-@pytest.mark.parametrize("extra", [{}, {"force": True}])
-def test_another_cache_type_is_a_cold_start(engine: LiveEngine, extra: dict[str, object]) -> None:
-    answer = engine.reconfigure(n_ctx=8192, cache_type_k="q8_0", **extra)
-    assert (answer.status, answer.error["reason"]) == (409, "cache_type_change")
-    assert engine.reconfigure(cache_type_k="f16", cache_type_v="f16").receipt["outcome"] == (
-        "unchanged"
-    )
-
-
 def test_what_memory_cannot_hold_is_refused_with_both_numbers(engine: LiveEngine) -> None:
     short(engine, 0)
     before = engine.props()
@@ -226,31 +217,6 @@ def test_what_memory_cannot_hold_is_refused_with_both_numbers(engine: LiveEngine
     assert needed > available > 0
     assert engine.props() == before
     assert short(engine, 0)["timings"]["cache_n"] > 0
-
-
-def test_a_slot_that_holds_a_conversation_is_not_shrunk_away(engine: LiveEngine) -> None:
-    applied(engine, **GROW)
-    short(engine, 3)
-    before = engine.props()
-    answer = engine.reconfigure(n_seq=2)
-    assert (answer.status, answer.error["reason"]) == (400, "invalid_geometry")
-    assert "slot 3 holds a conversation" in answer.error["message"]
-    assert answer.error["details"]["slot"] == 3
-    assert engine.props() == before
-    engine.erase(3)
-    assert applied(engine, n_seq=2)["geometry"]["n_seq"] == 2
-
-
-def test_a_conversation_is_not_shrunk_below_its_length(engine: LiveEngine) -> None:
-    prompt = "word " * 400
-    held = engine.ask("/completion", prompt=prompt, n_predict=1, id_slot=1).receipt
-    answer = engine.reconfigure(n_ctx=512)
-    assert (answer.status, answer.error["reason"]) == (400, "invalid_geometry")
-    details = answer.error["details"]
-    assert details["slot"] == 1
-    assert details["tokens_fit"] == 256
-    assert details["tokens_held"] == held["tokens_evaluated"]
-    assert applied(engine, n_ctx=1024)["tokens_held"] == details["tokens_held"]
 
 
 def test_a_private_engine_is_changed_through_its_unix_socket_only(

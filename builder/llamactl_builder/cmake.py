@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TARGET = "llama-server"
-TEST_TARGETS = ("test-llama-archs",)
+TEST_TARGETS = ("test-llama-archs", "llama-server-faults")
 """Programs of the same build that tests need; nothing else builds them."""
 STATUS = re.compile(r"\[(\d+)/(\d+)\] ")
 TAIL_LINES = 30

@@ -1,437 +1,441 @@
-// sources: server-reconfigure.cpp
+// sources: server-reconfigure.cpp server-geometry.cpp server-state-plan.cpp
 
-// The reconfigure logic against a fake engine: what it refuses, what it carries over, and that a failure at any step leaves
-// the old geometry with every state.
+// The reconfigure logic: the order of its steps, its receipts, what it refuses with which numbers, and where the pause goes.
 
-#include "server-reconfigure.h"
-#include "testing.h"
+#include "fake-engine.h"
 
-#include <map>
-#include <string>
+using steps = std::vector<std::string>;
 
-using geometry_request = server_geometry_request;
-
-// what a slot of the fake holds is its number of tokens, in the contexts that serve and in those that were built
-struct fake_engine : server_reconfigure_engine {
-    server_geometry        serving;
-    server_geometry_limits lim;
-
-    std::vector<server_slot_load> loads;
-
-    std::map<int32_t, int64_t> held;       // slot -> tokens, in the serving contexts
-    std::map<int32_t, int64_t> held_built; // in the built ones
-
-    bool has_build  = false;
-    int  n_commits  = 0;
-    int  n_discards = 0;
-
-    std::string fail_at; // the step that fails: build sync move attach
-    int32_t     fail_slot = -1;
-
-    std::vector<std::string> steps;
-
-    mutable int64_t now = 1000;
-
-    fake_engine(int64_t n_ctx, int64_t n_seq, bool kv_unified = false) {
-        serving.n_ctx        = n_ctx;
-        serving.n_seq        = n_seq;
-        serving.n_ctx_seq    = kv_unified ? n_ctx : n_ctx / n_seq;
-        serving.n_ctx_slot   = std::min<int64_t>(serving.n_ctx_seq, 8192);
-        serving.kv_unified   = kv_unified;
-        serving.cache_type_k = "f16";
-        serving.cache_type_v = "f16";
-
-        lim.n_batch     = 2048;
-        lim.n_seq_max   = 256;
-        lim.n_ctx_train = 8192;
-        lim.cell_bytes  = 64;
-
-        for (int32_t id = 0; id < n_seq; id++) {
-            loads.push_back({});
-            loads.back().id = id;
-        }
-    }
-
-    void hold(int32_t id, int64_t n_tokens) {
-        held[id]           = n_tokens;
-        loads[id].n_tokens = n_tokens;
-        loads[id].n_need   = n_tokens;
-    }
-
-    server_geometry               geometry() const override { return serving; }
-    server_geometry_limits        limits()   const override { return lim; }
-    std::vector<server_slot_load> slots()    const override { return loads; }
-    int64_t                       time_us()  const override { return now += 10; }
-    int64_t                       n_weight_loads() const override { return 1; }
-
-    server_reconfigure_build build(const server_geometry & /*next*/) override {
-        steps.push_back("build");
-        server_reconfigure_build res;
-        res.ok    = fail_at != "build";
-        res.error = res.ok ? "" : "injected";
-        res.bytes_needed["CPU"] = 1000;
-        res.host_bytes_needed   = 1000;
-        has_build = res.ok;
-        return res;
-    }
-
-    bool sync() override {
-        steps.push_back("sync");
-        return fail_at != "sync";
-    }
-
-    server_reconfigure_move move(int32_t id_slot) override {
-        steps.push_back("move " + std::to_string(id_slot));
-        server_reconfigure_move res;
-        if (fail_at == "move" && id_slot == fail_slot) {
-            res.error = "injected";
-            return res;
-        }
-        res.ok       = true;
-        res.n_bytes  = held.at(id_slot) * 100;
-        res.t_out_us = 3;
-        res.t_in_us  = 4;
-        held_built[id_slot] = held.at(id_slot);
-        return res;
-    }
-
-    bool attach(std::string & error) override {
-        steps.push_back("attach");
-        error = "injected";
-        return fail_at != "attach";
-    }
-
-    void commit(const server_geometry & next) noexcept override {
-        steps.push_back("commit");
-        serving = next;
-        held    = held_built;
-        held_built.clear();
-        has_build = false;
-        n_commits++;
-    }
-
-    void discard() noexcept override {
-        held_built.clear();
-        has_build = false;
-        n_discards++;
-    }
-};
-
-// begin, build, finish, as the server does it
-static server_reconfigure_result reconfigure(fake_engine & engine, const geometry_request & request) {
-    server_reconfigure_plan   plan;
-    server_reconfigure_result res;
-    if (!server_reconfigure_begin(engine, request, plan, res)) {
-        return res;
-    }
-    return server_reconfigure_finish(engine, plan, engine.build(plan.next));
+static void check_refused(const server_reconfigure_result & res, server_reconfigure_reason reason, int status) {
+    CHECK_EQ(server_reconfigure_outcome_name(res.outcome), std::string("refused"));
+    CHECK_EQ(server_reconfigure_reason_name(res.reason), std::string(server_reconfigure_reason_name(reason)));
+    CHECK_EQ(server_reconfigure_reason_status(res.reason), status);
+    CHECK(!res.message.empty() && !res.stranded);
+    CHECK_EQ(res.n_weight_loads, 1);
+    CHECK_EQ(res.t_pause_us(), 0);
 }
 
-static geometry_request ask(std::optional<int64_t> n_ctx, std::optional<int64_t> n_seq = std::nullopt) {
-    geometry_request res;
-    res.n_ctx = n_ctx;
-    res.n_seq = n_seq;
+// refused before anything was built, and nothing was touched
+static server_reconfigure_result refused_at_once(
+        fake_engine & engine, const server_geometry_request & request, server_reconfigure_reason reason, int status) {
+    const auto before = engine.told();
+    const auto res    = reconfigure(engine, request);
+    check_refused(res, reason, status);
+    CHECK(engine.calls.empty());
+    CHECK_EQ(engine.told(), before);
+    CHECK(res.geometry == engine.served && res.previous == engine.served);
+    engine.check_at_rest();
     return res;
 }
 
-static void check_refused(const server_reconfigure_result & res, server_reconfigure_reason reason) {
-    CHECK_EQ(server_reconfigure_outcome_name(res.outcome), std::string("refused"));
-    CHECK_EQ(server_reconfigure_reason_name(res.reason), std::string(server_reconfigure_reason_name(reason)));
-    CHECK(!res.message.empty());
+// refused when the contexts were built: `meanwhile` happened to the slots
+static server_reconfigure_result refused_when_built(
+        fake_engine & engine, const server_geometry_request & request, server_reconfigure_reason reason, int status,
+        const std::function<void()> & meanwhile = [] {}) {
+    std::string before;
+    const auto  res = reconfigure(engine, request, [&] { meanwhile(); before = engine.told(); });
+    check_refused(res, reason, status);
+    CHECK(engine.calls.size() <= 1);
+    CHECK_EQ(engine.told(), before);
+    CHECK(res.geometry == engine.served);
+    return res;
 }
+
+static int32_t park(fake_engine & engine, int32_t id_home, int64_t n_tokens, bool running) {
+    server_state_load load;
+    load.id              = engine.n_parked_ever++;
+    load.n_tokens        = n_tokens;
+    load.n_need          = n_tokens + (running ? 2 : 0);
+    load.n_bytes         = n_tokens * CELL_BYTES;
+    load.running         = running;
+    load.id_home         = id_home;
+    load.n_ctx_slot_home = 8192;
+    engine.parked_held.push_back({ load, std::to_string(n_tokens) + " tokens that were parked" });
+    return load.id;
+}
+
+TEST(every_reason_and_outcome_has_a_name_and_a_status) {
+    std::string names;
+    for (int i = 0; i <= SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE + 1; ++i) {
+        names += server_reconfigure_reason_name((server_reconfigure_reason) i);
+        names += " " + std::to_string(server_reconfigure_reason_status((server_reconfigure_reason) i)) + ", ";
+    }
+    CHECK_EQ(names, "none 409, invalid_geometry 400, cache_type_change 409, fan_out_in_progress 409, reconfigure_in_progress 409, "
+                    "page_out_failed 500, context_build_failed 503, insufficient_memory 409, media_held 409, rope_scaling_change 409, unknown 409, ");
+
+    names = "";
+    for (int i = 0; i <= SERVER_RECONFIGURE_OUTCOME_REFUSED + 1; ++i) {
+        names += std::string(server_reconfigure_outcome_name((server_reconfigure_outcome) i)) + " ";
+    }
+    CHECK_EQ(names, "applied unchanged planned refused unknown ");
+}
+
+//
+// applied
+//
 
 TEST(grow_carries_every_state) {
     fake_engine engine(16384, 2);
     engine.hold(0, 5053);
-    engine.hold(1, 17);
+    engine.hold(1, 17, true);
 
-    const auto res = reconfigure(engine, ask(131072, 4));
+    const auto contents = engine.contents();
+    const auto res      = reconfigure(engine, ask(131072, 4));
 
-    CHECK(res.outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
+    CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+    CHECK(engine.contents() == contents);
     CHECK_EQ(res.previous.n_ctx, 16384);
     CHECK_EQ(res.geometry.n_ctx, 131072);
-    CHECK_EQ(res.geometry.n_seq, 4);
-    CHECK_EQ(res.geometry.n_ctx_seq, 32768);
-    CHECK_EQ(res.geometry.n_ctx_slot, 8192); // the training context
-    CHECK(res.geometry == engine.serving);
+    CHECK_EQ(res.geometry.n_ctx_slot, 8192);
+    CHECK(res.geometry == engine.served);
+    CHECK(res.beside);
     CHECK_EQ(res.n_tokens_held, 5070);
     CHECK_EQ(res.n_bytes_held, 507000);
-    CHECK_EQ(res.slots.size(), 2u);
+    CHECK_EQ(res.bytes_needed.at("CPU"), 13107200);
+    CHECK_EQ(res.states.size(), 2u);
     CHECK_EQ(res.n_weight_loads, 1);
-    CHECK_EQ(engine.held[0], 5053);
-    CHECK_EQ(engine.held[1], 17);
-    CHECK((engine.steps == std::vector<std::string>{ "build", "sync", "move 0", "move 1", "attach", "commit" }));
+    CHECK((engine.calls == steps{ "build 1", "sync 1", "move 1", "move 2", "attach 1" }));
 }
 
-TEST(phases_add_up_to_the_pause) {
+TEST(empty_slots_are_not_carried) {
     fake_engine engine(16384, 2);
+    engine.hold(1, 0, true); // a request that has not begun is
+
+    const auto res = reconfigure(engine, ask(32768, 4));
+    CHECK_EQ(res.states.size(), 1u);
+    CHECK_EQ(res.n_bytes_held, 0);
+    CHECK((engine.calls == steps{ "build 1", "sync 1", "move 1", "attach 1" }));
+}
+
+TEST(a_shrink_parks_and_a_grow_places) {
+    fake_engine engine(32768, 4);
     engine.hold(0, 100);
+    engine.hold(2, 6000, true);
+    engine.hold(3, 200, true);
 
-    const int64_t t_before = engine.now;
-    const auto    res      = reconfigure(engine, ask(32768));
+    const auto contents = engine.contents();
 
-    CHECK_EQ(res.t_pause_us(), res.t_sync_us + res.t_page_out_us + res.t_page_in_us + res.t_attach_us + res.t_swap_us);
-    CHECK_EQ(res.t_page_in_us, 4);
-    CHECK(res.t_pause_us() > 0);
-    CHECK(res.t_pause_us() + res.t_wait_us <= engine.now - t_before);
+    auto res = reconfigure(engine, ask(8192, 2));
+    CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+    CHECK_EQ(res.n_tokens_held, 6300);
+    CHECK_EQ(res.n_bytes_held, 630000);
+    CHECK_EQ(engine.parked_held.size(), 2u);
+    CHECK((engine.calls == steps{ "build 1", "sync 1", "move 1", "capture 1", "capture 2", "attach 1" }));
+
+    engine.calls.clear();
+    res = reconfigure(engine, ask(8192, 3)); // the second is placed, not in its home; the first waits for its window
+    CHECK_EQ(res.n_tokens_held, 300);
+    CHECK_EQ(res.n_bytes_held, 30000);
+    CHECK_EQ(res.states.size(), 3u);
+    CHECK_EQ(engine.slots_held[1].load.n_tokens, 200);
+    CHECK_EQ(engine.parked_held.size(), 1u);
+    CHECK((engine.calls == steps{ "build 2", "sync 2", "move 2", "place 1", "attach 2" }));
+
+    res = reconfigure(engine, ask(32768, 4));
+    CHECK_EQ(engine.slots_held[2].load.n_tokens, 6000);
+    CHECK(engine.parked_held.empty());
+    CHECK(engine.contents() == contents);
 }
 
-TEST(a_field_left_out_keeps_its_effective_value) {
-    fake_engine engine(10752, 3);
+TEST(a_parked_state_that_cannot_be_placed_stays_parked) {
+    for (const bool no_memory_beside : { false, true }) {
+        fake_engine engine(16384, 2);
+        engine.hold(0, 100);
+        park(engine, 1, 50, true);
+        park(engine, 2, 60, true);
+        engine.no_memory_beside = no_memory_beside;
+        engine.fault            = [](const std::string & call, size_t) { return call == "place 1"; };
 
-    const auto res = reconfigure(engine, ask(std::nullopt, 4));
+        const auto contents = engine.contents();
+        const auto res      = reconfigure(engine, ask(65536, 4));
 
-    CHECK(res.outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-    CHECK_EQ(res.geometry.n_ctx, 11264); // 10752 / 4 = 2688, rounded up to 2816 = 11 * 256
-    CHECK_EQ(res.geometry.n_ctx_seq, 2816);
+        CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK_EQ(res.beside, !no_memory_beside);
+        CHECK(engine.contents() == contents);
+        CHECK_EQ(engine.parked_held.size(), 1u);
+        CHECK_EQ(res.states[1].fate, SERVER_STATE_FATE_PARKED);
+        CHECK_EQ(res.states[1].id_slot, -1);
+        CHECK_EQ(res.states[2].fate, SERVER_STATE_FATE_PLACED);
+        CHECK_EQ(res.n_tokens_held, 160);
+        CHECK_EQ(res.n_bytes_held, 16000);
+    }
 }
 
-TEST(values_are_rounded_as_libllama_does) {
-    fake_engine engine(16384, 2);
-
-    CHECK_EQ(reconfigure(engine, ask(10000, 3)).geometry.n_ctx, 10752);
-    CHECK_EQ(reconfigure(engine, ask(1000, 3)).geometry.n_ctx, 1536);
-    CHECK_EQ(reconfigure(engine, ask(1, 1)).geometry.n_ctx, 256);
-
-    geometry_request unified = ask(1000, 4);
-    unified.kv_unified = true;
-    const auto res = reconfigure(engine, unified);
-    CHECK_EQ(res.geometry.n_ctx, 1024);
-    CHECK_EQ(res.geometry.n_ctx_seq, 1024);
-    CHECK(res.geometry.kv_unified);
-}
-
-TEST(what_is_asked_again_is_unchanged_and_touches_nothing) {
+TEST(what_serves_already_is_unchanged_and_not_touched) {
     fake_engine engine(10752, 3);
     engine.hold(0, 5);
+    park(engine, 0, 50, true); // it had its chance
 
-    for (const auto & request : { ask(10752, 3), ask(10000, 3), ask(std::nullopt), ask(std::nullopt, 3) }) {
+    for (const auto & request : { ask(10752, 3), ask(10000, 3), ask({}), ask({}, 3), ask({}, {}, false), ask_type("f16") }) {
         const auto res = reconfigure(engine, request);
-        CHECK(res.outcome == SERVER_RECONFIGURE_OUTCOME_UNCHANGED);
+        CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_UNCHANGED);
         CHECK_EQ(res.geometry.n_ctx, 10752);
+        CHECK(res.previous == res.geometry);
+        CHECK_EQ(res.n_weight_loads, 1);
     }
-    CHECK(engine.steps.empty());
+    CHECK(engine.calls.empty());
 }
 
-TEST(the_servers_own_cap_of_a_slot_counts) {
-    fake_engine engine(16384, 2, true);
-    engine.lim.n_ctx_slot_max = 4096;
+//
+// dry run
+//
 
-    CHECK_EQ(reconfigure(engine, ask(32768)).geometry.n_ctx_slot, 4096);
-}
-
-TEST(values_out_of_range_are_invalid) {
-    const std::pair<geometry_request, const char *> cases[] = {
-        { ask(0),                    "n_ctx" },
-        { ask(-1),                   "n_ctx" },
-        { ask(1000000000000),        "n_ctx" },
-        { ask(INT64_MAX),            "n_ctx" },
-        { ask(INT64_MIN),            "n_ctx" },
-        { ask(2147483391, 256),      "n_ctx" }, // in range as it is asked for, not when it is rounded up
-        { ask(std::nullopt, 0),      "n_seq" },
-        { ask(std::nullopt, -3),     "n_seq" },
-        { ask(std::nullopt, 257),    "n_seq" },
-    };
-    for (const auto & [request, field] : cases) {
+TEST(a_dry_run_tells_and_touches_nothing) {
+    for (const int64_t memory_total : { (int64_t) 0, (int64_t) 1638400 + 500000 }) {
         fake_engine engine(16384, 2);
-        const auto  res = reconfigure(engine, request);
-        check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-        CHECK_EQ(server_reconfigure_reason_status(res.reason), 400);
-        CHECK(res.message.find(field) != std::string::npos);
-        CHECK(engine.steps.empty());
+        engine.hold(0, 700);
+        engine.hold(1, 3000, true);
+        park(engine, 0, 50, true);
+        park(engine, 0, 5000, true);
+        engine.memory_total = memory_total > 0 ? memory_total + 505000 : 0;
+
+        const auto before  = engine.told();
+        auto       request = ask(4096, 1);
+        request.dry_run = true;
+        const auto res = reconfigure(engine, request);
+
+        CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_PLANNED);
+        CHECK_EQ(res.beside, memory_total == 0);
+        CHECK_EQ(res.geometry.n_ctx, 4096);
+        CHECK_EQ(res.bytes_needed.at("CPU"), 409600);
+        CHECK_EQ(res.states.size(), 4u);
+        CHECK_EQ(res.n_tokens_held, 3750); // the one that stays parked is not counted
+        CHECK_EQ(res.n_bytes_held, 375000);
+        CHECK_EQ(res.t_pause_us(), 0);
+        CHECK_EQ(engine.told(), before);
+        CHECK((engine.calls == steps{ "build 1" }));
     }
 }
 
-TEST(more_sequences_than_a_batch_holds_are_invalid) {
+//
+// refused
+//
+
+TEST(a_value_out_of_range_is_refused_with_its_bounds) {
     fake_engine engine(16384, 2);
-    engine.lim.n_batch = 8;
+    engine.hold(0, 5);
 
-    CHECK(reconfigure(engine, ask(std::nullopt, 8)).outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-
-    const auto res = reconfigure(engine, ask(std::nullopt, 9));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-    CHECK_EQ(res.details.at("n_batch"), 8);
-    CHECK_EQ(res.details.at("n_seq"), 9);
+    CHECK_EQ(refused_at_once(engine, ask(-1), SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY, 400).details.at("n_ctx"), -1);
+    CHECK_EQ(refused_at_once(engine, ask({}, 2049), SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY, 400).details.at("n_seq_max"), 256);
+    refused_at_once(engine, ask_type("f17", true), SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY, 400);
 }
 
-TEST(a_batch_is_no_larger_than_the_context) {
-    fake_engine engine(65536, 2, true);
-    engine.lim.n_seq_max = 1024;
+TEST(media_and_fan_out_are_refused_by_slot_before_the_build_and_after_it) {
+    const std::pair<bool server_state_load::*, server_reconfigure_reason> cases[] = {
+        { &server_state_load::has_media,        SERVER_RECONFIGURE_REASON_MEDIA_HELD },
+        { &server_state_load::waits_for_parent, SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS },
+    };
+    for (const auto & [flag, reason] : cases) {
+        fake_engine engine(16384, 2);
+        engine.hold(0, 5);
+        engine.hold(1, 6, true);
 
-    const auto res = reconfigure(engine, ask(256, 257));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-    CHECK_EQ(res.details.at("n_batch"), 256);
+        auto & slot = engine.slots_held[1].load;
+        CHECK_EQ(refused_when_built(engine, ask(32768), reason, 409, [&, flag = flag] { slot.*flag = true; }).details.at("slot"), 1);
+
+        engine.calls.clear();
+        CHECK_EQ(refused_at_once(engine, ask(32768), reason, 409).details.at("slot"), 1);
+    }
 }
+
+TEST(the_bookkeeping_of_cells_is_checked_before_the_build) {
+    fake_engine engine(16384, 2);
+    engine.hold(0, 5);
+    engine.lim.cell_bytes = 64;
+    engine.memory_total   = 1638400 + 131072 * 64 - 1;
+
+    const auto res = refused_at_once(engine, ask(131072), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+    CHECK_EQ(res.details.at("bytes_needed"), 131072 * 64);
+    CHECK_EQ(res.details.at("bytes_available"), 131072 * 64 - 1);
+
+    engine.memory_total++;
+    CHECK_EQ(refused_when_built(engine, ask(131072), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409).details.at("bytes_needed"), 13107200);
+}
+
+TEST(contexts_that_fit_neither_beside_nor_instead_are_refused_with_both_numbers) {
+    for (const bool no_memory_beside : { false, true }) {
+        fake_engine engine(16384, 2);
+        engine.hold(1, 500);
+        engine.no_memory_beside = no_memory_beside;
+        engine.memory_total     = 2560000 + 50000 - 1; // 25,600 cells and the state that would be parked
+
+        const auto res = refused_when_built(engine, ask(25600, 1), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+        CHECK_EQ(res.details.at("bytes_needed"), 2610000);
+        CHECK_EQ(res.details.at("bytes_available"), 2610000 - 1 - 1638400);
+
+        engine.memory_total++;
+        CHECK_EQ(reconfigure(engine, ask(25600, 1)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK(!engine.live->cells.count(1) && engine.parked_held.size() == 1);
+    }
+}
+
+TEST(states_without_memory_to_capture_them_keep_their_contexts) {
+    fake_engine engine(16384, 2);
+    engine.hold(0, 3000);
+    engine.hold(1, 2000);
+    engine.memory_total = 1638400 + 499999;
+
+    const auto res = refused_when_built(engine, ask(12288, 2), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+    CHECK_EQ(res.details.at("bytes_needed"), 1228800);
+    CHECK_EQ(res.details.at("bytes_available"), 499999);
+
+    engine.memory_total++;
+    CHECK_EQ(reconfigure(engine, ask(12288, 2)).beside, false);
+}
+
+TEST(a_state_that_is_copied_is_there_twice_for_a_moment) {
+    fake_engine engine(8192, 1);
+    engine.hold(0, 4000);
+    park(engine, 0, 6000, false);
+    engine.memory_total = 819200 + 600000 + 580800 - 1;
+
+    const auto before = engine.told();
+    const auto res    = reconfigure(engine, ask(12288, 2));
+    check_refused(res, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+    CHECK_EQ(res.details.at("bytes_needed"), 1000000); // 1,228,800 in the end, of which 400,000 were captured
+    CHECK_EQ(res.details.at("bytes_available"), 999999);
+    CHECK_EQ(engine.told(), before);
+
+    engine.memory_total++;
+    CHECK_EQ(reconfigure(engine, ask(12288, 2)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+    CHECK_EQ(engine.contents().size(), 2u);
+    CHECK(engine.parked_held.empty());
+}
+
+TEST(cells_that_are_shared_are_not_let_go) {
+    fake_engine engine(4096, 3, true);
+    engine.hold(0, 2000);
+    engine.hold(1, 2000);
+    engine.hold(2, 97); // with a prefix in common
+    engine.no_memory_beside = true;
+
+    refused_when_built(engine, ask(8192), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+
+    engine.hold(2, 96);
+    CHECK_EQ(reconfigure(engine, ask(8192)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+}
+
+TEST(a_build_that_failed_for_another_reason_lets_nothing_go) {
+    fake_engine engine(16384, 2);
+    engine.hold(0, 3000);
+    engine.fault = [](const std::string & call, size_t) { return call == "build 1"; };
+
+    const auto res = refused_when_built(engine, ask(32768), SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, 503);
+    CHECK(res.message.find("the old ones are serving: injected") != std::string::npos);
+}
+
+//
+// by force
+//
 
 TEST(a_kv_type_change_is_a_cold_start) {
     fake_engine engine(16384, 2);
+    refused_at_once(engine, ask_type("q8_0"), SERVER_RECONFIGURE_REASON_CACHE_TYPE_CHANGE, 409);
 
-    geometry_request request = ask(32768);
-    request.cache_type_k = "q8_0";
-    const auto res = reconfigure(engine, request);
-    check_refused(res, SERVER_RECONFIGURE_REASON_CACHE_TYPE_CHANGE);
-    CHECK_EQ(server_reconfigure_reason_status(res.reason), 409);
+    engine.hold(0, 3000);
+    engine.hold(1, 10, true);
+    engine.slots_held[1].load.has_media = true; // that can be dropped
+    park(engine, 1, 50, true);
+    refused_at_once(engine, ask_type("q8_0"), SERVER_RECONFIGURE_REASON_CACHE_TYPE_CHANGE, 409);
 
-    request.cache_type_k = "f16"; // the type it has is no change
-    CHECK(reconfigure(engine, request).outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-}
+    for (const bool no_memory_beside : { false, true }) {
+        auto copy = engine;
+        copy.no_memory_beside = no_memory_beside;
 
-TEST(a_slot_that_would_be_gone_is_named) {
-    fake_engine engine(32768, 4);
-    engine.hold(3, 6000);
-
-    const auto res = reconfigure(engine, ask(std::nullopt, 2));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-    CHECK_EQ(res.details.at("slot"), 3);
-    CHECK_EQ(res.details.at("tokens_held"), 6000);
-    CHECK(res.message.find("slot 3") != std::string::npos);
-    CHECK(engine.steps.empty());
-    CHECK_EQ(engine.held[3], 6000);
-}
-
-TEST(a_state_fits_exactly_or_not_at_all) {
-    fake_engine engine(16384, 2);
-    engine.hold(0, 2048);
-
-    CHECK(reconfigure(engine, ask(4096)).outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-
-    engine.loads[0].n_need = 2049;
-    engine.serving.n_ctx_slot = 8192;
-    engine.serving.n_ctx = 16384;
-    const auto res = reconfigure(engine, ask(4096));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-    CHECK_EQ(res.details.at("tokens_needed"), 2049);
-    CHECK_EQ(res.details.at("tokens_fit"), 2048);
-}
-
-TEST(a_request_too_long_for_the_old_window_does_not_block_a_grow) {
-    fake_engine engine(4096, 2);
-    engine.loads[1].n_need = 100000; // it gets its own error when its turn comes
-
-    CHECK(reconfigure(engine, ask(8192)).outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-}
-
-TEST(a_unified_cache_holds_the_sum) {
-    fake_engine engine(8192, 4, true);
-    for (int32_t id = 0; id < 4; id++) {
-        engine.hold(id, 1024);
+        const auto res = reconfigure(copy, ask_type("q8_0", true));
+        CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK_EQ(copy.served.cache_type_k, "q8_0");
+        CHECK(copy.contents().empty());
+        CHECK_EQ(res.states.size(), 3u);
+        for (const auto & state : res.states) {
+            CHECK_EQ(state.fate, SERVER_STATE_FATE_DROPPED);
+        }
+        CHECK_EQ(res.states[2].was_parked, true);
+        CHECK_EQ(res.n_tokens_held, 0);
+        CHECK_EQ(res.n_bytes_held, 0);
     }
 
-    CHECK(reconfigure(engine, ask(4096)).outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-
-    const auto res = reconfigure(engine, ask(3840));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-    CHECK_EQ(res.details.at("tokens_needed"), 4096);
-    CHECK_EQ(res.details.at("tokens_fit"), 3840);
+    // force alone drops nothing
+    auto request = ask(32768);
+    request.force = true;
+    engine.slots_held[1].load.has_media = false;
+    CHECK_EQ(reconfigure(engine, request).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+    CHECK_EQ(engine.contents().size(), 3u);
 }
 
-TEST(media_and_fan_out_are_refused_by_name) {
-    fake_engine engine(16384, 2);
-    engine.loads[1].has_media = true;
-    check_refused(reconfigure(engine, ask(32768)), SERVER_RECONFIGURE_REASON_MEDIA_HELD);
-
-    engine.loads[1].has_media        = false;
-    engine.loads[1].waits_for_parent = true;
-    check_refused(reconfigure(engine, ask(32768)), SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS);
-    CHECK(engine.steps.empty());
-}
-
-TEST(memory_is_checked_before_the_build_and_after_it) {
-    fake_engine engine(16384, 2);
-    engine.lim.memory_bytes = 131072 * 64 - 1;
-
-    auto res = reconfigure(engine, ask(131072));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY);
-    CHECK_EQ(res.details.at("bytes_needed"), 131072 * 64);
-    CHECK_EQ(res.details.at("bytes_available"), 131072 * 64 - 1);
-    CHECK(engine.steps.empty());
-
-    // the cells fit, the buffers do not
-    engine.lim.cell_bytes   = 0;
-    engine.lim.memory_bytes = 999;
-    res = reconfigure(engine, ask(131072));
-    check_refused(res, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY);
-    CHECK_EQ(res.details.at("bytes_needed"), 1000);
-    CHECK_EQ(engine.n_discards, 1);
-    CHECK_EQ(engine.serving.n_ctx, 16384);
-}
-
-TEST(a_failure_at_any_step_leaves_everything_as_it_was) {
-    struct { const char * step; int32_t slot; server_reconfigure_reason reason; } cases[] = {
-        { "build",  -1, SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED },
-        { "sync",   -1, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED },
-        { "move",    0, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED },
-        { "move",    1, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED },
-        { "attach", -1, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED },
+TEST(other_rope_factors_are_refused_where_something_is_held) {
+    const std::function<void(fake_engine &)> cases[] = {
+        [](fake_engine & engine) { engine.hold(0, 5); },
+        [](fake_engine & engine) { engine.hold(1, 0, true); },
+        [](fake_engine & engine) { park(engine, 0, 5, false); },
+        [](fake_engine & engine) { engine.lim.n_states_cached = 1; },
     };
-    for (const auto & c : cases) {
-        fake_engine engine(16384, 2);
-        engine.hold(0, 11);
-        engine.hold(1, 22);
-        engine.fail_at   = c.step;
-        engine.fail_slot = c.slot;
+    for (const auto & hold : cases) {
+        fake_engine engine(16384, 4);
+        engine.lim.n_ctx_rope = 4096;
 
-        const auto before = engine.serving;
-        const auto res    = reconfigure(engine, ask(131072, 4));
+        // to the switch is not across it; with nothing held there is nothing to be wrong
+        CHECK_EQ(reconfigure(engine, ask(8192, 2)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK_EQ(reconfigure(engine, ask(8704, 2)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK_EQ(reconfigure(engine, ask(8192, 2)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
 
-        check_refused(res, c.reason);
-        CHECK(res.message.find("injected") != std::string::npos || std::string(c.step) == "sync");
-        CHECK(res.geometry == before);
-        CHECK(engine.serving == before);
-        CHECK_EQ(engine.held[0], 11);
-        CHECK_EQ(engine.held[1], 22);
-        CHECK_EQ(engine.n_commits, 0);
-        CHECK_EQ(engine.n_discards, 1);
-        CHECK(!engine.has_build);
+        // also by the time that the contexts are built
+        engine.calls.clear();
+        refused_when_built(engine, ask(8704), SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE, 409, [&] { hold(engine); });
 
-        // and the next one works
-        engine.fail_at = "";
-        CHECK(reconfigure(engine, ask(131072, 4)).outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-        CHECK_EQ(engine.held[1], 22);
+        engine.calls.clear();
+        const auto res = refused_at_once(engine, ask(8704), SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE, 409);
+        CHECK_EQ(res.details.at("n_ctx_seq"), 4352);
+        CHECK_EQ(res.details.at("n_ctx_seq_switch"), 4096);
+
+        auto request = ask(8704);
+        request.force = true;
+        CHECK_EQ(reconfigure(engine, request).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK(engine.contents().empty());
     }
+
+    // what came while the contexts were built is dropped as well
+    fake_engine engine(16384, 4);
+    engine.lim.n_ctx_rope = 4096;
+    auto request = ask(65536);
+    request.force = true;
+    CHECK_EQ(reconfigure(engine, request, [&] { engine.hold(0, 5); }).states.at(0).fate, SERVER_STATE_FATE_DROPPED);
+    CHECK(engine.contents().empty());
 }
 
-TEST(a_slot_that_grew_during_the_build_is_checked_again) {
-    fake_engine engine(16384, 2);
-    engine.hold(0, 2000);
+//
+// the pause
+//
 
-    server_reconfigure_plan   plan;
-    server_reconfigure_result res;
-    CHECK(server_reconfigure_begin(engine, ask(4096), plan, res));
-    const auto build = engine.build(plan.next);
+TEST(the_phases_add_up_to_the_pause) {
+    for (const bool no_memory_beside : { false, true }) {
+        fake_engine engine(32768, 4);
+        engine.hold(0, 100);
+        engine.hold(1, 200);
+        engine.hold(2, 300);
+        park(engine, 1, 50, true);
+        engine.no_memory_beside = no_memory_beside;
 
-    engine.hold(0, 2100);
-    res = server_reconfigure_finish(engine, plan, build);
+        // slot 1 makes room for the parked one, slot 2 is gone
+        engine.hold(0, 100, true);
+        auto request = ask(16384, 2);
+        request.t_us = engine.now - 7;
 
-    check_refused(res, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY);
-    CHECK_EQ(engine.n_discards, 1);
-    CHECK_EQ(engine.serving.n_ctx, 16384);
-    CHECK_EQ(engine.held[0], 2100);
-}
+        int64_t    t_safe_point_us = 0;
+        const auto res = reconfigure(engine, request, [&] { engine.now += 11; t_safe_point_us = engine.now; });
 
-TEST(a_dry_run_builds_and_forgets) {
-    fake_engine engine(16384, 2);
-    engine.hold(0, 7);
+        CHECK_EQ(res.outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+        CHECK_EQ(res.beside, !no_memory_beside);
+        CHECK_EQ(res.t_wait_us, 7 + 11);
+        CHECK_EQ(res.t_build_us, T_BUILD_US);
 
-    geometry_request request = ask(32768);
-    request.dry_run = true;
-    const auto res = reconfigure(engine, request);
-
-    CHECK(res.outcome == SERVER_RECONFIGURE_OUTCOME_PLANNED);
-    CHECK_EQ(res.bytes_needed.at("CPU"), 1000);
-    CHECK_EQ(res.geometry.n_ctx, 32768);
-    CHECK_EQ(res.t_pause_us(), 0);
-    CHECK_EQ(engine.serving.n_ctx, 16384);
-    CHECK((engine.steps == std::vector<std::string>{ "build" }));
-    CHECK_EQ(engine.n_discards, 1);
-}
-
-TEST(idle_empty_slots_are_not_moved) {
-    fake_engine engine(16384, 2);
-
-    const auto res = reconfigure(engine, ask(8192, 1));
-    CHECK(res.outcome == SERVER_RECONFIGURE_OUTCOME_APPLIED);
-    CHECK(res.slots.empty());
-    CHECK_EQ(res.n_bytes_held, 0);
-    CHECK((engine.steps == std::vector<std::string>{ "build", "sync", "attach", "commit" }));
+        CHECK_EQ(res.t_sync_us, T_SYNC_US);
+        CHECK_EQ(res.t_page_out_us, 3 * T_OUT_US); // all of them are captured, or one is moved and two are captured
+        CHECK_EQ(res.t_release_us, no_memory_beside ? T_RELEASE_US : 0);
+        CHECK_EQ(res.t_rebuild_us, no_memory_beside ? T_BUILD_US : 0);
+        CHECK_EQ(res.t_page_in_us, 2 * T_IN_US);
+        CHECK_EQ(res.t_attach_us, T_ATTACH_US);
+        CHECK_EQ(res.t_swap_us, T_COMMIT_US);
+        CHECK_EQ(res.t_pause_us(), engine.now - t_safe_point_us);
+    }
 }

@@ -37,11 +37,11 @@ struct test_registration {
         }                                                                           \
     } while (0)
 
-// both values are printed, so they need an operator<<
+// both values are printed, so they need an operator<<; copies, for what is inside of a temporary
 #define CHECK_EQ(found, expected)                                                        \
     do {                                                                                 \
-        const auto & check_found    = (found);                                           \
-        const auto & check_expected = (expected);                                        \
+        const auto check_found    = (found);                                             \
+        const auto check_expected = (expected);                                          \
         if (!(check_found == check_expected)) {                                          \
             std::cerr << __FILE__ << ":" << __LINE__ << ": " << #found << " is " << check_found \
                       << ", expected " << check_expected << "\n";                         \

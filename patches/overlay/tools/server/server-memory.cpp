@@ -3,21 +3,28 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 static constexpr int64_t UNLIMITED = std::numeric_limits<int64_t>::max();
 
-// the value of "NAME   VALUE [kB]", -1 where there is no such line
+// the value of a line "NAME VALUE [kB]", -1 where there is no such line
 static int64_t read_field(const std::string & path, const std::string & name) {
     std::ifstream file(path);
+    std::string   line;
 
-    std::string key;
-    int64_t     value;
-    while (file >> key >> value) {
-        if (key == name) {
+    while (std::getline(file, line)) {
+        std::istringstream words(line);
+
+        std::string key;
+        int64_t     value;
+        if (words >> key && key == name && words >> value) {
             return value;
         }
-        file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     }
 
     return -1;
@@ -74,4 +81,21 @@ int64_t server_memory_available() {
     }
 
     return res == UNLIMITED ? 0 : std::max<int64_t>(1, res);
+}
+
+int64_t server_memory_resident() {
+    return std::max<int64_t>(0, read_field("/proc/self/status", "RssAnon:")) * 1024;
+}
+
+void server_memory_prefer_mmap() {
+#ifdef __GLIBC__
+    // once a large block has been freed, glibc would take the next one of its size from a heap, which keeps what is freed
+    mallopt(M_MMAP_THRESHOLD, 1024*1024);
+#endif
+}
+
+void server_memory_trim() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }

@@ -1,6 +1,7 @@
 #include "server-reconfigure-http.h"
 
 #include <cstdlib>
+#include <sstream>
 #include <stdexcept>
 
 static int64_t parse_int(const std::string & key, const json & value) {
@@ -98,18 +99,71 @@ static double to_ms(int64_t t_us) {
     return t_us / 1000.0;
 }
 
+static json parked_to_json(const std::vector<server_state_plan> & states) {
+    json res = json::array();
+
+    for (const auto & state : states) {
+        if (state.fate == SERVER_STATE_FATE_PARKED) {
+            res.push_back({
+                {"slot",        state.was_parked ? state.load.id_home : state.load.id},
+                {"tokens_held", state.load.n_tokens},
+                {"tokens_fit",  state.tokens_fit},
+                {"reason",      server_park_reason_name(state.reason)},
+                {"running",     state.load.running},
+            });
+        }
+    }
+
+    return res;
+}
+
+// the states that were carried or dropped; what was parked before and stays so is in "parked" only
+static json slots_to_json(const std::vector<server_state_plan> & states) {
+    json res = json::array();
+
+    for (const auto & state : states) {
+        if (state.was_parked && state.fate == SERVER_STATE_FATE_PARKED) {
+            continue;
+        }
+        json slot = {
+            {"slot",   state.id_slot >= 0 ? state.id_slot : state.was_parked ? state.load.id_home : state.load.id},
+            {"tokens", state.load.n_tokens},
+            {"fate",   server_state_fate_name(state.fate)},
+        };
+        if (state.fate == SERVER_STATE_FATE_PLACED) {
+            slot["from"] = state.load.id_home;
+        }
+        res.push_back(std::move(slot));
+    }
+
+    return res;
+}
+
+static json phases_to_json(const server_reconfigure_result & result) {
+    json res = {
+        {"sync",               to_ms(result.t_sync_us)},
+        {"page_out",           to_ms(result.t_page_out_us)},
+        {"page_in",            to_ms(result.t_page_in_us)},
+        {"swap",               to_ms(result.t_swap_us)},
+        {"first_decode_setup", to_ms(result.t_attach_us)},
+    };
+    if (!result.beside) {
+        res["release"] = to_ms(result.t_release_us);
+        res["build"]   = to_ms(result.t_rebuild_us);
+    }
+    return res;
+}
+
 json server_reconfigure_to_json(const server_reconfigure_result & result) {
     if (result.outcome == SERVER_RECONFIGURE_OUTCOME_REFUSED) {
         json details = json::object();
         for (const auto & [key, value] : result.details) {
             details[key] = value;
         }
+        if (result.stranded) {
+            details["parked"] = parked_to_json(result.states);
+        }
         return error_to_json(server_reconfigure_status(result), server_reconfigure_reason_name(result.reason), result.message, details);
-    }
-
-    json slots = json::array();
-    for (const auto & slot : result.slots) {
-        slots.push_back({{"slot", slot.id}, {"tokens", slot.n_tokens}, {"fate", "resident"}});
     }
 
     json bytes_needed = json::object();
@@ -118,27 +172,105 @@ json server_reconfigure_to_json(const server_reconfigure_result & result) {
     }
 
     return {
-        {"outcome",  server_reconfigure_outcome_name(result.outcome)},
-        {"previous", server_geometry_to_json(result.previous)},
-        {"geometry", server_geometry_to_json(result.geometry)},
-        {"pause_ms", to_ms(result.t_pause_us())},
-        {"phases_ms", {
-            {"sync",               to_ms(result.t_sync_us)},
-            {"page_out",           to_ms(result.t_page_out_us)},
-            {"page_in",            to_ms(result.t_page_in_us)},
-            {"swap",               to_ms(result.t_swap_us)},
-            {"first_decode_setup", to_ms(result.t_attach_us)},
-        }},
+        {"outcome",   server_reconfigure_outcome_name(result.outcome)},
+        {"previous",  server_geometry_to_json(result.previous)},
+        {"geometry",  server_geometry_to_json(result.geometry)},
+        {"beside",    result.beside},
+        {"pause_ms",  to_ms(result.t_pause_us())},
+        {"phases_ms", phases_to_json(result)},
         {"outside_pause_ms", {
             {"wait",     to_ms(result.t_wait_us)},
             {"build",    to_ms(result.t_build_us)},
             {"prefault", to_ms(result.t_prefault_us)},
+            {"free",     to_ms(result.t_free_us)},
         }},
         {"tokens_held",    result.n_tokens_held},
         {"bytes_held",     result.n_bytes_held},
         {"bytes_needed",   bytes_needed},
-        {"slots",          slots},
-        {"parked",         json::array()},
+        {"slots",          slots_to_json(result.states)},
+        {"parked",         parked_to_json(result.states)},
         {"n_weight_loads", result.n_weight_loads},
     };
+}
+
+//
+// what is known from a snapshot
+//
+
+json server_live_parked_to_json(const server_live_info & live) {
+    json res = json::array();
+
+    for (const auto & parked : live.parked) {
+        res.push_back({
+            {"page",        parked.name},
+            {"slot",        parked.id_slot},
+            {"tokens_held", parked.n_tokens},
+            {"tokens_fit",  parked.tokens_fit},
+            {"reason",      server_park_reason_name(parked.reason)},
+            {"running",     parked.running},
+        });
+    }
+
+    return res;
+}
+
+json server_live_pages_to_json(const server_live_info & live, int64_t t_now_us) {
+    json res = json::array();
+
+    for (const auto & parked : live.parked) {
+        res.push_back({
+            {"name",           parked.name},
+            {"n_tokens",       parked.n_tokens},
+            {"n_bytes",        parked.n_bytes_tgt + parked.n_bytes_dft + parked.n_bytes_checkpoints},
+            {"n_bytes_target", parked.n_bytes_tgt},
+            {"n_bytes_draft",  parked.n_bytes_dft},
+            {"n_checkpoints",  parked.n_checkpoints},
+            {"age_s",          (t_now_us - parked.t_parked_us) / 1e6},
+            {"parked",         true},
+            {"running",        parked.running},
+            {"slot",           parked.id_slot},
+            {"tokens_fit",     parked.tokens_fit},
+            {"reason",         server_park_reason_name(parked.reason)},
+        });
+    }
+
+    return res;
+}
+
+std::string server_live_to_metrics(const server_live_info & live, int64_t n_cells_used) {
+    std::ostringstream out;
+    out.precision(15);
+
+    const auto item = [&](const char * name, const char * type, const char * help, double value) {
+        out << "# HELP llamacpp:" << name << " " << help << "\n"
+            << "# TYPE llamacpp:" << name << " " << type << "\n"
+            << "llamacpp:" << name << " " << value << "\n";
+    };
+
+    const auto & counters = live.counters;
+
+    item("weight_loads_total",         "counter", "Times that the weights were loaded",                                  live.n_weight_loads);
+    item("reconfigure_total",          "counter", "Changes of the geometry that were applied",                           counters.n_applied);
+    item("reconfigure_refused_total",  "counter", "Changes that could not be taken",                                     counters.n_refused);
+    item("reconfigure_failed_total",   "counter", "Changes that failed on the way, the old geometry went on",            counters.n_failed);
+    item("reconfigure_dropped_total",  "counter", "States that a forced change dropped",                                 counters.n_dropped);
+    item("parked_states",              "gauge",   "States that the geometry has no place for, kept in host memory",      live.parked.size());
+    item("kv_cells_used",              "gauge",   "Tokens that the slots hold",                                          n_cells_used);
+    item("kv_cells_total",             "gauge",   "Cells of the context",                                                live.serving ? live.geometry.n_ctx : 0);
+
+    const char * pause = "llamacpp:reconfigure_pause_seconds";
+
+    out << "# HELP " << pause << " Time in which no token could be decoded, of each change\n"
+        << "# TYPE " << pause << " histogram\n";
+
+    uint64_t n_up_to = 0;
+    for (size_t i = 0; i < SERVER_PAUSE_BUCKETS_S.size(); ++i) {
+        n_up_to += counters.n_pauses[i];
+        out << pause << "_bucket{le=\"" << SERVER_PAUSE_BUCKETS_S[i] << "\"} " << n_up_to << "\n";
+    }
+    out << pause << "_bucket{le=\"+Inf\"} " << counters.n_applied << "\n"
+        << pause << "_sum " << counters.t_pause_us / 1e6 << "\n"
+        << pause << "_count " << counters.n_applied << "\n";
+
+    return out.str();
 }

@@ -3,6 +3,7 @@
 // The HTTP edge of a reconfigure: the request body into a typed request, typed answers into JSON.
 
 #include "server-common.h"
+#include "server-live-info.h"
 #include "server-reconfigure.h"
 
 #include <string>
@@ -20,3 +21,10 @@ json server_geometry_to_json(const server_geometry & geometry);
 
 // the answer to a body that is no request
 json server_reconfigure_bad_request(const std::string & message);
+
+// parked states, for /props and for /pages
+json server_live_parked_to_json(const server_live_info & live);
+json server_live_pages_to_json (const server_live_info & live, int64_t t_now_us);
+
+// Prometheus text, to be added to the rest of /metrics
+std::string server_live_to_metrics(const server_live_info & live, int64_t n_cells_used);

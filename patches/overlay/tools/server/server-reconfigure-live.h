@@ -1,8 +1,10 @@
 #pragma once
 
-// A reconfigure of the running server: server_reconfigure_engine on top of server_context, and the thread that builds and
-// frees contexts beside it.
+// A reconfigure of the running server: server_reconfigure_engine on top of server_context, the states that are parked, and
+// the thread that builds and frees contexts beside it.
 
+#include "server-common.h"
+#include "server-live-info.h"
 #include "server-reconfigure.h"
 #include "server-slot-page.h"
 
@@ -10,22 +12,15 @@
 #include "sampling.h"
 #include "speculative.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 struct server_context_impl;
+struct server_slot;
 struct server_task;
-
-// what other threads may know about the geometry: a snapshot that is replaced as a whole
-struct server_live_info {
-    server_geometry geometry;
-
-    int64_t n_weight_loads = 0;
-
-    std::shared_ptr<const server_reconfigure_result> last_reconfigure; // nullptr before the first one that was applied
-};
 
 // the contexts of one geometry
 // note: the order matters because the members are destroyed bottom-to-top: what refers to the draft, the draft, the target
@@ -49,28 +44,53 @@ struct server_reconfigure_live final : server_reconfigure_engine {
     void on_request(server_task && task);   // POST /reconfigure
     void on_built();                        // the build of the pending change has ended
 
+    // parked states
+    bool          keeps_awake() const;                              // a parked request waits, or nothing serves
+    bool          cancel_parked(int id_task);                       // its client is gone; false: none is of that task
+    server_slot * find_parked(const std::string & cmpl_id) const;   // of a running completion
+    json          parked_slots() const;                             // for /slots
+
     // server_reconfigure_engine
-    server_geometry               geometry() const override;
-    server_geometry_limits        limits()   const override;
-    std::vector<server_slot_load> slots()    const override;
-    int64_t                       time_us()  const override;
-    int64_t                       n_weight_loads() const override;
+    server_geometry                geometry() const override;
+    bool                           serving()  const override;
+    server_geometry_limits         limits()   const override;
+    std::vector<server_state_load> slots()    const override;
+    std::vector<server_state_load> parked()   const override;
+    int64_t                        time_us()  const override;
+    int64_t                        n_weight_loads() const override;
 
     server_reconfigure_build build(const server_geometry & next) override; // worker thread
     bool                     sync() override;
-    server_reconfigure_move  move(int32_t id_slot) override;
-    bool                     attach(std::string & error) override;
-    void                     commit(const server_geometry & next) noexcept override;
+    server_reconfigure_move  move   (int32_t id_slot) override;
+    server_reconfigure_move  capture(int32_t id_slot) override;
+    server_reconfigure_move  restore(int32_t id_slot) override;
+    server_reconfigure_move  place  (int32_t id_parked, int32_t id_slot) override;
+    void                     release() noexcept override;
+    bool                     attach(const server_geometry & next, const std::vector<server_state_plan> & states, std::string & error) override;
+    void                     commit(const server_geometry & next, const std::vector<server_state_plan> & states) noexcept override;
+    void                     strand(const std::vector<server_state_plan> & states) noexcept override;
     void                     discard() noexcept override;
+    void                     forget()  noexcept override;
 
 private:
+    struct parked_slot;
+    struct prefault_job;
     struct state;
     std::unique_ptr<state> st;
 
     server_context_impl & srv;
 
-    void prefault(const std::vector<std::pair<llama_seq_id, uint32_t>> & cells, size_t n_bytes_page); // worker thread
-    void publish(const server_geometry & geometry, std::shared_ptr<const server_reconfigure_result> last);
-    void answer(int id_task, server_reconfigure_result && result);
-    void retire(server_context_set && set) noexcept;
+    prefault_job plan_prefault() const;
+    void         prefault(const prefault_job & job); // worker thread
+    void         update_info(const std::function<void(server_live_info &)> & update);
+    void         publish_parked();
+    void         count(const server_reconfigure_result & result);
+    void         answer(int id_task, server_reconfigure_result && result);
+    void         finish_beside(server_reconfigure_result && result);
+    void         retire(server_context_set && set) noexcept;
+
+    void prepare_park(const server_state_plan & state);
+    void park(const server_state_plan & state) noexcept;
+    void drop(server_slot & slot) noexcept;
+    parked_slot * find(int32_t id_parked) const;
 };

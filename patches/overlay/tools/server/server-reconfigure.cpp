@@ -1,22 +1,7 @@
 #include "server-reconfigure.h"
 
 #include <algorithm>
-
-// libllama rounds the cells of a sequence up to this
-static constexpr int64_t N_CTX_PAD = 256;
-
-// positions are int32, and the sum over all sequences is an int32 in libllama's parameters
-static constexpr int64_t N_CTX_MAX = INT32_MAX - N_CTX_PAD;
-
-bool operator==(const server_geometry & a, const server_geometry & b) {
-    return a.n_ctx        == b.n_ctx        &&
-           a.n_seq        == b.n_seq        &&
-           a.n_ctx_seq    == b.n_ctx_seq    &&
-           a.n_ctx_slot   == b.n_ctx_slot   &&
-           a.kv_unified   == b.kv_unified   &&
-           a.cache_type_k == b.cache_type_k &&
-           a.cache_type_v == b.cache_type_v;
-}
+#include <utility>
 
 const char * server_reconfigure_outcome_name(server_reconfigure_outcome outcome) {
     switch (outcome) {
@@ -39,6 +24,7 @@ const char * server_reconfigure_reason_name(server_reconfigure_reason reason) {
         case SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED:    return "context_build_failed";
         case SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY:     return "insufficient_memory";
         case SERVER_RECONFIGURE_REASON_MEDIA_HELD:              return "media_held";
+        case SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE:     return "rope_scaling_change";
     }
     return "unknown";
 }
@@ -69,87 +55,36 @@ static server_reconfigure_result refuse(
     return res;
 }
 
-// the effective values that libllama and the server would make of n_ctx and n_seq
-static void normalise(server_geometry & geometry, const server_geometry_limits & limits) {
-    const auto pad = [](int64_t n) { return (n + N_CTX_PAD - 1) / N_CTX_PAD * N_CTX_PAD; };
+static bool holds_anything(const server_reconfigure_engine & engine) {
+    const auto slots = engine.slots();
 
-    if (geometry.kv_unified) {
-        geometry.n_ctx     = pad(geometry.n_ctx);
-        geometry.n_ctx_seq = geometry.n_ctx;
-    } else {
-        geometry.n_ctx_seq = pad(pad(geometry.n_ctx) / geometry.n_seq);
-        geometry.n_ctx     = geometry.n_ctx_seq * geometry.n_seq;
-    }
-
-    geometry.n_ctx_slot = std::min(geometry.n_ctx_seq, limits.n_ctx_train);
-    if (limits.n_ctx_slot_max > 0) {
-        geometry.n_ctx_slot = std::min(geometry.n_ctx_slot, limits.n_ctx_slot_max);
-    }
+    return engine.limits().n_states_cached > 0 || !engine.parked().empty() ||
+        std::any_of(slots.begin(), slots.end(), [](const auto & load) { return load.held(); });
 }
 
-// returns false and fills in `result` where the values make no geometry
-static bool resolve(
-        const server_geometry           & current,
-        const server_geometry_limits    & limits,
-        const server_geometry_request   & request,
-              server_geometry           & next,
-              server_reconfigure_result & result) {
-    const auto invalid = [&](const std::string & message, const details_t & details) {
-        result = refuse(current, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY, message, details);
-        return false;
-    };
-
-    next = current;
-    next.n_ctx      = request.n_ctx     .value_or(current.n_ctx);
-    next.n_seq      = request.n_seq     .value_or(current.n_seq);
-    next.kv_unified = request.kv_unified.value_or(current.kv_unified);
-
-    if (next.n_ctx < 1 || next.n_ctx > N_CTX_MAX) {
-        return invalid("n_ctx has to be between 1 and " + std::to_string(N_CTX_MAX),
-                {{"n_ctx", next.n_ctx}, {"n_ctx_min", 1}, {"n_ctx_max", N_CTX_MAX}});
-    }
-    if (next.n_seq < 1 || next.n_seq > limits.n_seq_max) {
-        return invalid("n_seq has to be between 1 and " + std::to_string(limits.n_seq_max),
-                {{"n_seq", next.n_seq}, {"n_seq_min", 1}, {"n_seq_max", limits.n_seq_max}});
-    }
-    normalise(next, limits);
-
-    if (next.n_ctx > N_CTX_MAX) {
-        return invalid("n_ctx rounded up to " + std::to_string(N_CTX_PAD) + " cells for each sequence is above the maximum",
-                {{"n_ctx", next.n_ctx}, {"n_ctx_max", N_CTX_MAX}});
-    }
-
-    // libllama limits a batch to n_ctx and aborts if it cannot hold one output for each sequence
-    const int64_t n_batch = std::min(limits.n_batch, next.n_ctx);
-    if (next.n_seq > n_batch) {
-        return invalid("n_seq is above n_batch, the most sequences that one batch can serve",
-                {{"n_seq", next.n_seq}, {"n_batch", n_batch}});
-    }
-
-    const bool type_k = request.cache_type_k.value_or(current.cache_type_k) != current.cache_type_k;
-    const bool type_v = request.cache_type_v.value_or(current.cache_type_v) != current.cache_type_v;
-    if (type_k || type_v) {
-        result = refuse(current, SERVER_RECONFIGURE_REASON_CACHE_TYPE_CHANGE,
-                "the KV cache types cannot be changed live: start the server again with --cache-type-k and --cache-type-v");
-        return false;
-    }
-
-    return true;
+// keys that were turned with one set of rope factors are wrong for the other one
+static bool crosses_rope_switch(const server_geometry_limits & limits, const server_geometry & current, const server_geometry & next) {
+    return limits.n_ctx_rope > 0 && (next.n_ctx_seq > limits.n_ctx_rope) != (current.n_ctx_seq > limits.n_ctx_rope);
 }
 
-// returns false and fills in `result` where the states held now cannot all go on in `next`
+// returns false and fills in `result` where a state is held that cannot be carried at all
+// asked twice: the slots go on while the contexts are built
 static bool admit(
         const server_reconfigure_engine & engine,
         const server_geometry           & current,
         const server_geometry           & next,
               server_reconfigure_result & result) {
-    const auto slots = engine.slots();
+    const auto limits = engine.limits();
 
-    int64_t n_need_all = 0;
+    if (crosses_rope_switch(limits, current, next) && holds_anything(engine)) {
+        result = refuse(current, SERVER_RECONFIGURE_REASON_ROPE_SCALING_CHANGE,
+                "this model has other rope factors above " + std::to_string(limits.n_ctx_rope) + " cells for each sequence: the change from " +
+                std::to_string(current.n_ctx_seq) + " to " + std::to_string(next.n_ctx_seq) + " drops every state that is held; 'force': true takes it",
+                {{"n_ctx_seq", next.n_ctx_seq}, {"n_ctx_seq_switch", limits.n_ctx_rope}});
+        return false;
+    }
 
-    for (const auto & slot : slots) {
-        n_need_all += slot.n_need;
-
+    for (const auto & slot : engine.slots()) {
         if (slot.waits_for_parent) {
             result = refuse(current, SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS,
                     "a completion with n > 1 is being split over its slots: try again when its prompt has been processed",
@@ -161,33 +96,38 @@ static bool admit(
                     "slot " + std::to_string(slot.id) + " holds media, which cannot be moved", {{"slot", slot.id}});
             return false;
         }
-        if (slot.n_need > 0 && slot.id >= next.n_seq) {
-            result = refuse(current, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY,
-                    "slot " + std::to_string(slot.id) + " holds a conversation and would not exist with n_seq = " + std::to_string(next.n_seq) +
-                    ": erase it first (POST /slots/" + std::to_string(slot.id) + "?action=erase)",
-                    {{"slot", slot.id}, {"tokens_held", slot.n_tokens}, {"n_seq", next.n_seq}});
-            return false;
-        }
-        // a need above the old window is answered as it always was: by the request's own error
-        if (slot.n_need > next.n_ctx_slot && next.n_ctx_slot < current.n_ctx_slot) {
-            result = refuse(current, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY,
-                    "slot " + std::to_string(slot.id) + " needs " + std::to_string(slot.n_need) + " tokens, a slot would hold " +
-                    std::to_string(next.n_ctx_slot),
-                    {{"slot", slot.id}, {"tokens_held", slot.n_tokens}, {"tokens_needed", slot.n_need}, {"tokens_fit", next.n_ctx_slot}});
-            return false;
-        }
     }
-
-    // sequences that share cells of a unified cache have cells of their own after the move
-    if (next.kv_unified && n_need_all > next.n_ctx) {
-        result = refuse(current, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY,
-                "the slots need " + std::to_string(n_need_all) + " cells together, the unified cache would have " + std::to_string(next.n_ctx),
-                {{"tokens_needed", n_need_all}, {"tokens_fit", next.n_ctx}});
-        return false;
-    }
-
     return true;
 }
+
+static std::vector<server_state_plan> plan_states(
+        const server_reconfigure_engine & engine,
+        const server_reconfigure_plan   & plan,
+        const server_geometry           & current) {
+    const auto slots  = engine.slots();
+    const auto parked = engine.parked();
+
+    if (!plan.drop) {
+        return server_state_assign(slots, parked, current, plan.next);
+    }
+
+    std::vector<server_state_plan> res;
+    for (const auto * loads : { &slots, &parked }) {
+        for (const auto & load : *loads) {
+            if (load.held()) {
+                res.push_back({});
+                res.back().load       = load;
+                res.back().fate       = SERVER_STATE_FATE_DROPPED;
+                res.back().was_parked = loads == &parked;
+            }
+        }
+    }
+    return res;
+}
+
+//
+// begin
+//
 
 bool server_reconfigure_begin(
         const server_reconfigure_engine & engine,
@@ -197,17 +137,24 @@ bool server_reconfigure_begin(
     const auto current = engine.geometry();
     const auto limits  = engine.limits();
 
-    plan.request      = request;
-    plan.previous     = current;
-    plan.t_request_us = engine.time_us();
+    plan = {};
+    plan.request  = request;
+    plan.previous = current;
 
-    result.n_weight_loads = engine.n_weight_loads();
-
-    if (!resolve(current, limits, request, plan.next, result)) {
+    const auto refused = [&](const server_reconfigure_result & res) {
+        result = res;
+        result.n_weight_loads = engine.n_weight_loads();
         return false;
+    };
+
+    server_geometry_error error;
+    if (!server_geometry_resolve(current, limits, request, plan.next, error)) {
+        return refused(refuse(current, SERVER_RECONFIGURE_REASON_INVALID_GEOMETRY, error.message, error.details));
     }
 
-    if (plan.next == current) {
+    const auto & next = plan.next;
+
+    if (next == current && engine.serving()) {
         result = {};
         result.outcome        = SERVER_RECONFIGURE_OUTCOME_UNCHANGED;
         result.previous       = current;
@@ -216,114 +163,371 @@ bool server_reconfigure_begin(
         return false;
     }
 
-    if (!admit(engine, current, plan.next, result)) {
-        return false;
+    if (next.cache_type_k != current.cache_type_k || next.cache_type_v != current.cache_type_v) {
+        if (!request.force) {
+            return refused(refuse(current, SERVER_RECONFIGURE_REASON_CACHE_TYPE_CHANGE,
+                    "a change of the KV cache types from " + current.cache_type_k + "/" + current.cache_type_v + " to " +
+                    next.cache_type_k + "/" + next.cache_type_v + " drops every state that is held; 'force': true takes it"));
+        }
+        plan.drop = true;
+    }
+
+    // even where nothing is held yet: a slot may be by the time that the contexts are built
+    plan.drop = plan.drop || (request.force && crosses_rope_switch(limits, current, next));
+
+    if (!plan.drop && !admit(engine, current, next, result)) {
+        return refused(result);
     }
 
     // these bytes are touched by the build itself, so they are checked before it; the buffers are checked after it
-    const int64_t n_bytes_cells = plan.next.n_ctx * limits.cell_bytes;
+    const int64_t n_bytes_cells = next.n_ctx * limits.cell_bytes;
     if (limits.memory_bytes > 0 && n_bytes_cells > limits.memory_bytes) {
-        result = refuse(current, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+        return refused(refuse(current, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
                 "the bookkeeping of n_ctx cells alone does not fit in the memory that is left",
-                {{"bytes_needed", n_bytes_cells}, {"bytes_available", limits.memory_bytes}});
-        return false;
+                {{"bytes_needed", n_bytes_cells}, {"bytes_available", limits.memory_bytes}}));
     }
 
     return true;
+}
+
+//
+// finish
+//
+
+namespace {
+
+// one change at its safe point
+struct change {
+    server_reconfigure_engine      & engine;
+    const server_reconfigure_plan  & plan;
+    const server_reconfigure_build & built;
+
+    const server_geometry current;
+    const int64_t         t_start;
+
+    server_reconfigure_result res;
+
+    change(server_reconfigure_engine & engine, const server_reconfigure_plan & plan, const server_reconfigure_build & built) :
+        engine(engine), plan(plan), built(built), current(engine.geometry()), t_start(engine.time_us()) {}
+
+    // the serving contexts have everything
+    server_reconfigure_result give_up(server_reconfigure_reason reason, const std::string & message, const details_t & details = {}) {
+        engine.discard();
+        engine.forget();
+
+        auto refused = refuse(current, reason, message, details);
+        refused.n_weight_loads = engine.n_weight_loads();
+        return refused;
+    }
+
+    static std::string name_of(const server_state_plan & state) {
+        return (state.was_parked ? "parked state " : "slot ") + std::to_string(state.load.id);
+    }
+
+    server_reconfigure_result give_up_on(const server_state_plan & state, const std::string & what, const std::string & error) {
+        return give_up(SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED,
+                "the state of " + name_of(state) + " could not be " + what + ", everything is as it was: " + error,
+                {{"slot", state.load.id}, {"tokens_held", state.load.n_tokens}});
+    }
+
+    // what was parked and stays parked is not touched
+    static bool is_carried(const server_state_plan & state) {
+        return state.fate != SERVER_STATE_FATE_DROPPED && !(state.was_parked && state.fate == SERVER_STATE_FATE_PARKED);
+    }
+
+    // a parked state that cannot be placed after all loses nothing by staying where it is
+    void stay_parked(server_state_plan & state) {
+        res.n_tokens_held -= state.load.n_tokens;
+
+        state.fate       = SERVER_STATE_FATE_PARKED;
+        state.reason     = SERVER_PARK_REASON_POOL;
+        state.tokens_fit = 0;
+        state.id_slot    = -1;
+    }
+
+    bool count(const server_reconfigure_move & moved) {
+        res.t_page_in_us += moved.t_in_us;
+        res.n_bytes_held += moved.ok ? moved.n_bytes : 0;
+        return moved.ok;
+    }
+
+    // memory that the states take which go out of their slots
+    int64_t bytes_to_park() const {
+        int64_t n = 0;
+        for (const auto & state : res.states) {
+            n += state.fate == SERVER_STATE_FATE_PARKED && !state.was_parked ? state.load.n_bytes : 0;
+        }
+        return n;
+    }
+
+    // memory of the new contexts that is written by the change itself
+    int64_t bytes_to_fill() const {
+        int64_t n = 0;
+        for (const auto & state : res.states) {
+            n += state.id_slot >= 0 ? state.load.n_bytes : 0;
+        }
+        return n;
+    }
+
+    server_reconfigure_result run() {
+        if (!built.ok && !built.no_memory) {
+            return give_up(SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED, "the new contexts could not be built, " +
+                    std::string(engine.serving() ? "the old ones are serving: " : "nothing serves and every state is parked still: ") + built.error);
+        }
+
+        // the slots went on while the contexts were built
+        if (!plan.drop && !admit(engine, current, plan.next, res)) {
+            return give_up(res.reason, res.message, res.details);
+        }
+
+        res.previous       = plan.previous;
+        res.geometry       = plan.next;
+        res.bytes_needed   = built.bytes_needed;
+        res.t_build_us     = built.t_us;
+        res.t_prefault_us  = built.t_prefault_us;
+        res.t_wait_us      = std::max<int64_t>(0, t_start - plan.request.t_us - built.t_us - built.t_prefault_us);
+        res.n_weight_loads = engine.n_weight_loads();
+        res.states         = plan_states(engine, plan, current);
+
+        for (const auto & state : res.states) {
+            res.n_tokens_held += is_carried(state) ? state.load.n_tokens : 0;
+        }
+
+        const auto    limits         = engine.limits();
+        const int64_t n_bytes_park   = bytes_to_park();
+        const int64_t n_bytes_needed = n_bytes_park + (built.ok ? built.host_bytes_needed : plan.next.n_ctx * limits.cell_bytes_kv);
+
+        res.beside = built.ok && (limits.memory_bytes == 0 || n_bytes_needed <= limits.memory_bytes);
+
+        const details_t numbers = {{"bytes_needed", n_bytes_needed}, {"bytes_available", limits.memory_bytes}};
+
+        if (!res.beside) {
+            if (limits.memory_bytes > 0 && n_bytes_needed > limits.memory_bytes + limits.reclaimable_bytes) {
+                return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+                        "the new contexts would not fit in the memory that is left once they are filled", numbers);
+            }
+            if (!engine.serving()) {
+                return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+                        "the new contexts do not fit in the memory that is left, nothing serves and every state is parked still", numbers);
+            }
+            // sequences that share cells would have cells of their own when the old geometry has to be rebuilt
+            int64_t n_tokens = 0;
+            int64_t n_bytes  = 0;
+            for (const auto & load : engine.slots()) {
+                n_tokens += load.n_tokens;
+                n_bytes  += load.n_bytes;
+            }
+            if ((limits.memory_bytes > 0 && n_bytes > limits.memory_bytes) || (current.kv_unified && n_tokens > current.n_ctx)) {
+                return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+                        "the new contexts do not fit beside the old ones, and those cannot be let go first without the risk of losing a state", numbers);
+            }
+        }
+
+        if (plan.request.dry_run) {
+            res.n_bytes_held = 0;
+            for (const auto & state : res.states) {
+                res.n_bytes_held += is_carried(state) ? state.load.n_bytes : 0;
+            }
+            res.outcome = SERVER_RECONFIGURE_OUTCOME_PLANNED;
+            engine.discard();
+            return std::move(res);
+        }
+
+        if (!engine.sync()) {
+            return give_up(SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED,
+                    "queued work on the KV cache could not be done, so the states cannot be captured");
+        }
+
+        res.t_sync_us = engine.time_us() - t_start;
+
+        return res.beside ? run_beside() : run_released(limits, n_bytes_needed);
+    }
+
+    // the serving contexts keep every state until the built ones have it
+    server_reconfigure_result run_beside() {
+        const int64_t t_synced = engine.time_us();
+
+        for (auto & state : res.states) {
+            server_reconfigure_move moved;
+
+            switch (state.fate) {
+                case SERVER_STATE_FATE_RESIDENT: moved = engine.move(state.load.id);                 break;
+                case SERVER_STATE_FATE_PLACED:   moved = engine.place(state.load.id, state.id_slot); break;
+                case SERVER_STATE_FATE_PARKED:
+                    if (state.was_parked) {
+                        continue;
+                    }
+                    moved = engine.capture(state.load.id);
+                    break;
+                case SERVER_STATE_FATE_DROPPED:
+                    continue;
+            }
+
+            if (count(moved)) {
+                continue;
+            }
+            if (state.fate != SERVER_STATE_FATE_PLACED) {
+                return give_up_on(state, state.fate == SERVER_STATE_FATE_PARKED ? "captured" : "moved", moved.error);
+            }
+            stay_parked(state);
+        }
+
+        const int64_t t_moved = engine.time_us();
+
+        // what passed between the copies of single states belongs to the pause too
+        res.t_page_out_us = (t_moved - t_synced) - res.t_page_in_us;
+
+        std::string error;
+        if (!engine.attach(plan.next, res.states, error)) {
+            return give_up(SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED,
+                    "what belongs to the running generations could not be attached to the new contexts: " + error);
+        }
+
+        commit(plan.next);
+
+        return std::move(res);
+    }
+
+    void commit(const server_geometry & next) {
+        const int64_t t_before = engine.time_us();
+
+        engine.commit(next, res.states);
+
+        const int64_t t_now = engine.time_us();
+
+        res.outcome     = SERVER_RECONFIGURE_OUTCOME_APPLIED;
+        res.t_swap_us   = t_now - t_before;
+        res.t_attach_us = std::max<int64_t>(0, (t_now - t_start) - (res.t_pause_us() - res.t_attach_us));
+    }
+
+    // every state is captured, then the serving contexts make room
+    server_reconfigure_result run_released(const server_geometry_limits & limits, int64_t n_bytes_needed) {
+        engine.discard(); // what was built beside takes the memory
+
+        const int64_t t_synced = engine.time_us();
+
+        int64_t n_bytes_captured = 0;
+
+        // what is to be dropped as well: should the new contexts fail, the old ones get it back
+        for (const auto & state : res.states) {
+            if (state.was_parked) {
+                continue;
+            }
+            const auto moved = engine.capture(state.load.id);
+            if (!moved.ok) {
+                return give_up_on(state, "captured", moved.error);
+            }
+            n_bytes_captured += moved.n_bytes;
+            res.n_bytes_held += is_carried(state) ? moved.n_bytes : 0;
+        }
+
+        const int64_t t_captured = engine.time_us();
+        res.t_page_out_us = t_captured - t_synced;
+
+        engine.release();
+
+        const int64_t t_released = engine.time_us();
+        res.t_release_us = t_released - t_captured;
+
+        std::string error;
+        std::string message = "the new contexts could not be built, the old ones were built again and are serving";
+        auto        reason  = SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED;
+        details_t   details;
+
+        // what was captured has its memory already: it is parked there, or goes into the new contexts and is there twice until then
+        const int64_t n_bytes_left = limits.memory_bytes > 0 ? engine.limits().memory_bytes : 0;
+        const int64_t n_bytes_more = std::max(n_bytes_needed - n_bytes_captured, bytes_to_fill());
+
+        if (n_bytes_left > 0 && n_bytes_more > n_bytes_left) {
+            reason  = SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY;
+            message = "the new contexts do not fit, even without the old ones, which were built again and are serving";
+            details = {{"bytes_needed", n_bytes_more}, {"bytes_available", n_bytes_left}};
+        } else if (rebuild(plan.next, res.states, error)) {
+            commit(plan.next);
+            return std::move(res);
+        }
+
+        // back: every state is in host memory
+        auto states = res.states;
+        for (auto & state : states) {
+            state.fate       = state.was_parked ? SERVER_STATE_FATE_PARKED : SERVER_STATE_FATE_RESIDENT;
+            state.reason     = SERVER_PARK_REASON_NONE;
+            state.id_slot    = state.was_parked ? -1 : state.load.id;
+        }
+
+        std::string error_back;
+        if (rebuild(current, states, error_back)) {
+            engine.commit(current, states);
+
+            auto refused = refuse(current, reason, message + (error.empty() ? "" : ": " + error), details);
+            refused.n_weight_loads = engine.n_weight_loads();
+            return refused;
+        }
+
+        for (auto & state : states) {
+            state.fate       = SERVER_STATE_FATE_PARKED;
+            state.reason     = state.was_parked ? state.reason : SERVER_PARK_REASON_NO_CONTEXT;
+            state.tokens_fit = 0;
+            state.id_slot    = -1;
+        }
+        engine.strand(states);
+
+        auto refused = refuse(current, SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED,
+                "neither the new contexts could be built nor the old ones again, so no slot serves; every state is parked in host memory. "
+                "Make memory free or ask for a smaller geometry: POST /reconfigure builds it and places the states. "
+                "New: " + (error.empty() ? "not enough memory" : error) + ". Old: " + error_back, details);
+        refused.stranded       = true;
+        refused.states         = states;
+        refused.n_weight_loads = engine.n_weight_loads();
+        return refused;
+    }
+
+    // contexts of a geometry, with the states that are to be in it; false: nothing was built
+    bool rebuild(const server_geometry & geometry, std::vector<server_state_plan> & states, std::string & error) {
+        const int64_t t_before = engine.time_us();
+        const auto    made     = engine.build(geometry);
+        const int64_t t_built  = engine.time_us();
+
+        res.t_rebuild_us += t_built - t_before;
+        res.bytes_needed  = made.bytes_needed;
+
+        bool ok = made.ok;
+        error = made.error;
+
+        for (auto & state : states) {
+            if (!ok) {
+                break;
+            }
+            if (state.fate == SERVER_STATE_FATE_RESIDENT) {
+                const auto moved = engine.restore(state.load.id);
+                if (!moved.ok) {
+                    ok    = false;
+                    error = "the state of " + name_of(state) + " could not be restored: " + moved.error;
+                }
+            } else if (state.fate == SERVER_STATE_FATE_PLACED) {
+                const auto moved = engine.place(state.load.id, state.id_slot);
+                res.n_bytes_held += moved.ok ? moved.n_bytes : 0;
+                if (!moved.ok) {
+                    stay_parked(state);
+                }
+            }
+        }
+
+        res.t_page_in_us += engine.time_us() - t_built;
+
+        ok = ok && engine.attach(geometry, states, error);
+        if (!ok) {
+            engine.discard();
+        }
+        return ok;
+    }
+};
+
 }
 
 server_reconfigure_result server_reconfigure_finish(
               server_reconfigure_engine & engine,
         const server_reconfigure_plan   & plan,
         const server_reconfigure_build  & build) {
-    const int64_t t_start = engine.time_us();
-
-    const auto current = engine.geometry();
-
-    const auto give_up = [&](server_reconfigure_result && res) {
-        engine.discard();
-        return std::move(res);
-    };
-
-    if (!build.ok) {
-        return give_up(refuse(current, SERVER_RECONFIGURE_REASON_CONTEXT_BUILD_FAILED,
-                "the new contexts could not be built, the old ones are serving: " + build.error));
-    }
-
-    const auto limits = engine.limits();
-    if (limits.memory_bytes > 0 && build.host_bytes_needed > limits.memory_bytes) {
-        return give_up(refuse(current, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
-                "the new contexts would not fit in the memory that is left once they are filled",
-                {{"bytes_needed", build.host_bytes_needed}, {"bytes_available", limits.memory_bytes}}));
-    }
-
-    // the slots went on while the contexts were built
-    server_reconfigure_result res;
-    if (!admit(engine, current, plan.next, res)) {
-        return give_up(std::move(res));
-    }
-
-    res.previous     = plan.previous;
-    res.geometry     = plan.next;
-    res.bytes_needed = build.bytes_needed;
-    res.t_build_us     = build.t_us;
-    res.t_prefault_us  = build.t_prefault_us;
-    res.t_wait_us      = std::max<int64_t>(0, t_start - plan.t_request_us - build.t_us - build.t_prefault_us);
-    res.n_weight_loads = engine.n_weight_loads();
-
-    const auto slots = engine.slots();
-
-    for (const auto & slot : slots) {
-        if (slot.n_tokens > 0) {
-            res.slots.push_back({ slot.id, slot.n_tokens });
-            res.n_tokens_held += slot.n_tokens;
-        }
-    }
-
-    if (plan.request.dry_run) {
-        res.outcome = SERVER_RECONFIGURE_OUTCOME_PLANNED;
-        return give_up(std::move(res));
-    }
-
-    if (!engine.sync()) {
-        return give_up(refuse(current, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED,
-                "queued work on the KV cache could not be done, so the states cannot be captured"));
-    }
-
-    const int64_t t_synced = engine.time_us();
-
-    for (const auto & slot : res.slots) {
-        const auto moved = engine.move(slot.id);
-        if (!moved.ok) {
-            return give_up(refuse(current, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED,
-                    "the state of slot " + std::to_string(slot.id) + " could not be moved: " + moved.error,
-                    {{"slot", slot.id}, {"tokens_held", slot.n_tokens}}));
-        }
-
-        res.n_bytes_held  += moved.n_bytes;
-        res.t_page_out_us += moved.t_out_us;
-        res.t_page_in_us  += moved.t_in_us;
-    }
-
-    const int64_t t_moved = engine.time_us();
-
-    std::string error;
-    if (!engine.attach(error)) {
-        return give_up(refuse(current, SERVER_RECONFIGURE_REASON_PAGE_OUT_FAILED,
-                "what belongs to the running generations could not be attached to the new contexts: " + error));
-    }
-
-    const int64_t t_attached = engine.time_us();
-
-    engine.commit(plan.next);
-
-    res.outcome     = SERVER_RECONFIGURE_OUTCOME_APPLIED;
-    res.t_sync_us   = t_synced   - t_start;
-    res.t_attach_us = t_attached - t_moved;
-    res.t_swap_us   = engine.time_us() - t_attached;
-
-    // what passed between the copies of single slots belongs to the pause too
-    res.t_page_out_us = (t_moved - t_synced) - res.t_page_in_us;
-
-    return res;
+    return change(engine, plan, build).run();
 }
