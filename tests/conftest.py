@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from llamactl_builder import build, models
 from llamactl_builder.progress import TerminalProgress
+from tiny_models import TinyModels, ensure
 from upstream_fixture import make_upstream
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ def tools_dir(request: pytest.FixtureRequest) -> Path:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
         return build.ensure_test_tools(progress=progress).directory
+
+
+@pytest.fixture(scope="session")
+def tiny(request: pytest.FixtureRequest) -> TinyModels:
+    """The tiny models, made if they are not in the cache."""
+
+    def tools() -> Path:
+        directory: Path = request.getfixturevalue("tools_dir")
+        return directory
+
+    return ensure(tools)
 
 
 @pytest.fixture(scope="session")

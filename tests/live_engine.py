@@ -60,6 +60,9 @@ class Generation:
     """What one streamed request wrote: for each prompt its text, slot and counts."""
 
     texts: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    """Of the tokens, where `n_probs` asks for them: bit for bit what the logits were."""
     slots: tuple[int, ...]
     draft_counts: tuple[tuple[int, int], ...]
     receipts: tuple[Json, ...]
@@ -69,7 +72,7 @@ class Generation:
     @property
     def written(self) -> tuple[object, ...]:
         """All that a change must not alter."""
-        return self.texts, self.slots, self.draft_counts
+        return self.texts, self.tokens, self.logprobs, self.slots, self.draft_counts
 
 
 class LiveEngine:
@@ -199,6 +202,11 @@ class LiveEngine:
         timings = [end["timings"] for end in last]
         return Generation(
             texts=tuple("".join(event["content"] for event in each) for each in chunks),
+            tokens=tuple(_gathered(each, "tokens") for each in chunks),
+            logprobs=tuple(
+                tuple(token["logprob"] for token in _gathered(each, "completion_probabilities"))
+                for each in chunks
+            ),
             slots=tuple(end["id_slot"] for end in last),
             draft_counts=tuple(
                 (counts.get("draft_n", 0), counts.get("draft_n_accepted", 0)) for counts in timings
@@ -226,6 +234,11 @@ class LiveEngine:
                 assert not line.startswith('data: {"error"'), line
                 if line.startswith("data: {"):
                     yield json.loads(line.removeprefix("data: "))
+
+
+def _gathered(events: Sequence[Json], field: str) -> tuple[Any, ...]:
+    """Return one field's lists of all the events as one; the last event only repeats them."""
+    return tuple(item for event in events if not event["stop"] for item in event.get(field, ()))
 
 
 def _before_the_end(receipt: Json, last: Sequence[Json]) -> bool:
