@@ -100,7 +100,9 @@ class LiveEngine:
         self.unix = httpx.Client(base_url="http://engine", transport=unix, timeout=WITHIN_S)
         with (self.root / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                words, stdout=log, stderr=subprocess.STDOUT,
+                words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 env=os.environ | PATIENT_THREADS | dict(env or {}),
             )
         until(self._serves_or_ended)

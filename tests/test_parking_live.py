@@ -1,4 +1,4 @@
-"""What a smaller geometry has no place for: parked whole, named, and placed back; on the real engine."""
+"""What a smaller geometry has no place for is parked whole, named, and placed back."""
 
 from __future__ import annotations
 
@@ -80,7 +80,12 @@ def test_a_slot_past_the_last_one_is_parked_and_comes_back_to_its_place(engine: 
     (page,) = engine.tcp.get("/pages").json()
     assert page["n_tokens"] == held
     assert page["n_bytes"] == page["n_bytes_target"] == receipt["bytes_held"] > held * 23040
-    assert (page["slot"], page["reason"], page["parked"], page["running"]) == (1, "n_seq", True, False)
+    assert (page["slot"], page["reason"], page["parked"], page["running"]) == (
+        1,
+        "n_seq",
+        True,
+        False,
+    )
     assert page["age_s"] >= 0
     assert engine.props()["parked"] == [{"page": page["name"], **parked}]
     (serving, listed) = engine.slots()
@@ -246,7 +251,11 @@ def test_the_choices_of_one_request_are_parked_apart(engine: LiveEngine) -> None
     engine.erase()
     with streams(engine) as running:
         answer = running.submit(choices)
-        until(lambda: all(s["is_processing"] and s["next_token"][0]["n_decoded"] > 4 for s in engine.slots()))
+        until(
+            lambda: all(
+                s["is_processing"] and s["next_token"][0]["n_decoded"] > 4 for s in engine.slots()
+            )
+        )
         receipt = applied(engine, n_seq=2)
         assert [each["slot"] for each in receipt["parked"]] == [2, 3]
         assert applied(engine, n_seq=4)["parked"] == []
@@ -383,7 +392,10 @@ def test_a_forced_change_ends_a_generation_by_name_and_starts_a_prompt_anew(
 ) -> None:
     prompt = LONG | {"prompt": "word " * 500, "n_predict": 4, "id_slot": 1}
     endless = LONG | {"n_predict": -1, "id_slot": 0}
-    with live_engine(engine_path, model_path, "--batch-size", "128") as live, streams(live) as running:
+    with (
+        live_engine(engine_path, model_path, "--batch-size", "128") as live,
+        streams(live) as running,
+    ):
         applied(live, cache_type_k="f32", force=True)
         control = live.ask("/completion", **prompt).receipt["content"]
         applied(live, cache_type_k="f16", force=True)

@@ -1,4 +1,4 @@
-"""A change that fails at any step ends in the old geometry with every state: real engine, injected faults."""
+"""A change that fails at any step ends in the old geometry with every state: real engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tiny_models import TinyModels
+
 GROW = {"n_ctx": 4 * N_CTX, "n_seq": 2 * N_SEQ}
 SHRINK = {"n_seq": 1}
 PROMPTS = ("The lighthouse keeper walked down to the shore and", "Water begins to boil when")
-BODY = {"n_predict": 64, "temperature": 0.7, "seed": 5, "ignore_eos": True, "cache_prompt": False}
+BODY = {"n_predict": 96, "temperature": 0.7, "seed": 5, "ignore_eos": True, "cache_prompt": False}
+LONG_WINDOW = ("--override-kv", "llama.context_length=int:8192")
 RELEASE_FIRST = "build_no_memory 1"
 """The build beside fails for memory: the old contexts are let go first."""
 
@@ -33,13 +36,14 @@ class Faulty:
 
 @pytest.fixture(scope="module")
 def shared(
-    tools_dir: Path, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tools_dir: Path, tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Faulty]:
     faults = tmp_path_factory.mktemp("faults") / "faults"
     env = {"LLAMA_SERVER_TEST_FAULTS": str(faults)}
-    options = ("--model-draft", str(model_path), "--spec-type", "draft-simple", "--spec-draft-n-max", "3")
-    engine = tools_dir / "llama-server-faults"
-    with live_engine(engine, model_path, *options, "--backend-sampling", env=env) as live:
+    draft = ("--spec-type", "draft-simple", "--model-draft", str(tiny.model("llama-draft")))
+    options = (*LONG_WINDOW, *draft, "--spec-draft-n-max", "3", "--backend-sampling")
+    engine, model = tools_dir / "llama-server-faults", tiny.model("llama-dense")
+    with live_engine(engine, model, *options, env=env) as live:
         yield Faulty(live, faults)
 
 
@@ -61,9 +65,7 @@ def control(shared: Faulty) -> list[str]:
 def generate(live: LiveEngine, change: Any = None) -> list[Stream]:
     """Run both generations, with a change in the middle of both."""
     with streams(live) as running:
-        both = [
-            running.start(**BODY, prompt=prompt, id_slot=slot) for slot, prompt in enumerate(PROMPTS)
-        ]
+        both = [running.start(**BODY, prompt=prompt, id_slot=n) for n, prompt in enumerate(PROMPTS)]
         if change:
             for stream in both:
                 stream.reach(6)
@@ -186,18 +188,17 @@ def test_a_request_that_comes_while_nothing_serves_waits_for_the_next_geometry(
         assert waiting.result()["tokens_predicted"] == BODY["n_predict"]
 
 
-def test_slow_steps_hold_up_nobody_else(
-    tools_dir: Path, model_path: Path, tmp_path: Path
-) -> None:
+def test_slow_steps_hold_up_nobody_else(tools_dir: Path, model_path: Path) -> None:
     env = {"LLAMA_SERVER_TEST_STEP_DELAY_MS": "200"}
     with (
         live_engine(tools_dir / "llama-server-faults", model_path, env=env) as live,
         streams(live) as running,
     ):
-        stream = running.start(**BODY, prompt=PROMPTS[0], id_slot=0)
+        body = BODY | {"n_predict": 48}
+        stream = running.start(**body, prompt=PROMPTS[0], id_slot=0)
         stream.reach(6)
         change = running.submit(lambda: live.reconfigure(**GROW))
-        late = running.submit(lambda: live.ask("/completion", **BODY, prompt=PROMPTS[1]))
+        late = running.submit(lambda: live.ask("/completion", **body, prompt=PROMPTS[1]))
         n_healthy = 0
         while not change.done():
             assert live.tcp.get("/health", timeout=1).status_code == 200
@@ -207,4 +208,4 @@ def test_slow_steps_hold_up_nobody_else(
         assert receipt["pause_ms"] > 400
         assert receipt["outside_pause_ms"]["build"] > 200
         assert late.result().status == 200
-        assert stream.result()["tokens_predicted"] == BODY["n_predict"]
+        assert stream.result()["tokens_predicted"] == body["n_predict"]

@@ -53,7 +53,10 @@ def test_a_refusal_comes_through_as_the_model_gave_it(router: LiveEngine) -> Non
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"n_seq": 2}, "model name is missing"), ({"model": "other", "n_seq": 2}, "'other' not found")],
+    [
+        ({"n_seq": 2}, "model name is missing"),
+        ({"model": "other", "n_seq": 2}, "'other' not found"),
+    ],
 )
 def test_a_call_that_names_no_model_of_the_router_changes_nothing(
     router: LiveEngine, fields: dict[str, object], said: str

@@ -28,6 +28,7 @@ ARCHITECTURES = (
     *("deepseek4", "dots3note", "glm5-next", "hy_v4", "minimax-m3"),
 )
 N_VOCAB, N_EMBD = 128, 256
+LONG_ROPE_CELLS = 4096
 LORA_RANK = 4
 LORA_SIZE = 0.5
 """Against weights of 0.1: it changes what is written from the first tokens on."""
@@ -35,6 +36,9 @@ BLUR = 0.1
 """How far a draft model is from its target: near enough that some of its drafts are accepted."""
 LAYER, NEXT_LAYER = "blk.1.", "blk.2."
 """The layer of the tiny qwen35 that has attention, and the one that predicts a token more."""
+
+NEW_KINDS = {str: gguf.GGUFValueType.STRING, int: gguf.GGUFValueType.UINT32}
+"""How a value is written that the source does not have."""
 
 Tensor = np.ndarray[Any, Any]
 
@@ -82,6 +86,7 @@ def make(directory: Path, generator: Path) -> None:
     write_blurred(qwen35, directory / "qwen35-draft.gguf")
     write_next_token_layer(qwen35, directory / "qwen35-mtp.gguf")
     write_ranker(directory / "qwen3-dense.gguf", directory / "qwen3-ranker.gguf")
+    write_long_rope(llama, directory / "llama-longrope.gguf")
     write_lora(llama, directory / "llama-lora.gguf")
     write_control_vector(directory / "llama-control-vector.gguf")
 
@@ -136,6 +141,23 @@ def write_ranker(model: Path, target: Path) -> None:
     write(target, reader, tensors | head, {"qwen3.classifier.output_labels": ["yes", "no"]})
 
 
+def write_long_rope(model: Path, target: Path) -> None:
+    """Write a llama that turns with other factors above LONG_ROPE_CELLS cells for each sequence."""
+    reader = gguf.GGUFReader(model)
+    n_factors = int(reader.fields["llama.rope.dimension_count"].contents()) // 2
+    factors = {
+        "rope_factors_short.weight": np.ones(n_factors, np.float32),
+        "rope_factors_long.weight": np.full(n_factors, 4, np.float32),
+    }
+    added = {
+        "llama.rope.scaling.type": "longrope",
+        "llama.rope.scaling.original_context_length": LONG_ROPE_CELLS,
+    }
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    tensors.pop("rope_freqs.weight")
+    write(target, reader, tensors | factors, added)
+
+
 def write_lora(model: Path, target: Path) -> None:
     """Write a LoRA adapter of the attention's input and output."""
     random = np.random.default_rng(SEED)
@@ -173,7 +195,8 @@ def write(
     for name, value in (values | dict(replaced or {})).items():
         if name.startswith("GGUF.") or name == "general.architecture" or value == []:
             continue  # the writer's own, and what it cannot write: an empty array
-        kind, *of = source.fields[name].types
+        known = source.fields.get(name)
+        kind, *of = known.types if known else [NEW_KINDS[type(value)]]
         writer.add_key_value(name, value, kind, of[0] if of else None)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
