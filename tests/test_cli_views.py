@@ -87,6 +87,24 @@ def test_a_plan_names_what_would_be_parked() -> None:
     assert {"pause", "weights", "beside it"} & set(rows) == set()
 
 
+def test_a_receipt_tells_of_a_parked_slot_once_and_how_it_comes_back() -> None:
+    parked = {"slot": 1, "tokens_held": 60, "tokens_fit": 0, "reason": "n_seq", "running": True}
+    slots = [
+        {"slot": 0, "tokens": 9, "fate": "resident"},
+        {"slot": 1, "tokens": 60, "fate": "parked"},
+    ]
+    receipt = Receipt.model_validate(
+        {"outcome": "applied", "previous": BIG, "geometry": SMALL, "parked": [parked]}
+        | {"slots": slots}
+    )
+    said = ReceiptView(receipt).text()
+    rows = rows_of(said)
+    assert rows["slot 0"] == "9 tokens, resident"
+    assert rows["slot 1"] == "parked whole (n_seq): holds 60 tokens, 0 fit, its request waits"
+    assert "places it back" in rows["parked"]
+    assert said.count("slot 1") == 1
+
+
 def test_phases_are_sorted_and_those_of_no_length_left_out() -> None:
     phases = {"swap": 0.04, "page_out": 0.2, "page_in": 1.0}
     assert text.phases(phases) == "page in 1.0, page out 0.2"

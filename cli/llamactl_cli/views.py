@@ -80,13 +80,18 @@ class ReceiptView:
         tokens = text.count(receipt.tokens_held, "token")
         yield "held", f"{tokens}, {text.size(receipt.bytes_held)}"
         for slot in receipt.slots:
+            if slot.fate == "parked":
+                continue  # told below, with the reason
             yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}"
         for device, n_bytes in receipt.bytes_needed.items():
             yield "needs", f"{text.size(n_bytes)} on {device}"
         would = "would be " if receipt.outcome == "planned" else ""
         for parked in receipt.parked:
             fit = f"holds {parked.tokens_held} tokens, {parked.tokens_fit} fit"
-            yield f"slot {parked.slot}", f"{would}parked whole ({parked.reason}): {fit}"
+            waits = ", its request waits" if parked.running else ""
+            yield f"slot {parked.slot}", f"{would}parked whole ({parked.reason}): {fit}{waits}"
+        if receipt.parked and receipt.outcome == "applied":
+            yield "parked", "a reconfigure that has room for it places it back"
 
 
 def _in_brackets(text: str) -> str:

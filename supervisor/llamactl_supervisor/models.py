@@ -149,6 +149,7 @@ class ParkedSlot(EngineDocument):
     tokens_held: int = 0
     tokens_fit: int = 0
     reason: str = ""
+    running: bool = False
 
 
 class Receipt(EngineDocument):

@@ -48,6 +48,7 @@ class StatusView:
             ("weights", self._weights()),
             ("ledger", f"{loads}, {status.loads_avoided} avoided by reconfiguring"),
             ("last pause", self._last_pause(None if engine is None else engine.last_reconfigure)),
+            ("parked", self._parked(None if engine is None else engine.last_reconfigure)),
             ("doing", None if running is None else f"{running.kind} {running.progress}".strip()),
             ("daemon", f"pid {status.daemon.pid}, version {status.daemon.version}"),
             *(
@@ -114,6 +115,14 @@ class StatusView:
             return None
         change = f"{text.geometry(receipt.previous)} -> {text.geometry(receipt.geometry)}"
         return f"{receipt.pause_ms:.1f} ms ({change})"
+
+    def _parked(self, receipt: Receipt | None) -> str | None:
+        """Say what the last change left parked: more is not known without asking the engine."""
+        if receipt is None or not receipt.parked:
+            return None
+        tokens = text.count(sum(parked.tokens_held for parked in receipt.parked), "token")
+        states = text.count(len(receipt.parked), "conversation")
+        return f"{states}, {tokens}; a reconfigure that has room places them back"
 
 
 def status(ctx: typer.Context) -> None:
