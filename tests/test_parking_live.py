@@ -262,6 +262,23 @@ def test_the_choices_of_one_request_are_parked_apart(engine: LiveEngine) -> None
         assert answer.result(WITHIN_S) == control
 
 
+def test_choices_that_wait_for_their_slots_are_not_shrunk_away(engine: LiveEngine) -> None:
+    applied(engine, n_ctx=16384, n_seq=4)
+    with streams(engine) as running:
+        busy = running.start(**LONG, id_slot=0)
+        busy.reach(2)
+        choices = running.submit(
+            lambda: engine.ask("/v1/completions", **TALE | {"n": 4, "n_predict": 4})
+        )
+        until(lambda: metric(engine, "requests_deferred") == 1)
+        refused = engine.reconfigure(n_seq=2)
+        assert (refused.status, refused.error["reason"]) == (409, "fan_out_in_progress")
+        assert refused.error["details"] == {"n_seq_needed": 4, "n_seq": 2}
+        busy.result()
+        assert len(choices.result(WITHIN_S).receipt["choices"]) == 4
+    applied(engine, n_seq=2)
+
+
 def test_a_request_that_waits_goes_before_an_idle_conversation(engine: LiveEngine) -> None:
     (control,) = controls(engine)[1:]
     engine.erase()
@@ -313,7 +330,10 @@ def test_a_parked_generation_whose_client_is_gone_is_freed(engine: LiveEngine) -
         until(lambda: engine.slots()[1]["next_token"][0]["n_decoded"] > 4)
         assert applied(engine, n_seq=1)["parked"][0]["running"]
         assert len(engine.tcp.get("/pages").json()) == 1
-    until(lambda: engine.tcp.get("/pages").json() == [])
+        assert metric(engine, "requests_deferred") == 1
+    # answers for others, /slots is one, do not keep the server from noticing
+    until(lambda: len(engine.slots()) == 1, within_s=10)
+    assert engine.tcp.get("/pages").json() == []
     receipt = applied(engine, n_seq=2)
     assert (receipt["slots"], receipt["parked"]) == ([], [])
     assert engine.ask("/completion", **TALE, id_slot=1).status == 200

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import psutil
 import pytest
 from live_engine import N_CTX, N_SEQ, LiveEngine, live_engine
 from sandbox import WITHIN_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 GROW = {"n_ctx": 4 * N_CTX, "n_seq": 2 * N_SEQ}
 SHRINK = {"n_ctx": N_CTX // 2, "n_seq": N_SEQ}
@@ -217,6 +219,30 @@ def test_what_memory_cannot_hold_is_refused_with_both_numbers(engine: LiveEngine
     assert needed > available > 0
     assert engine.props() == before
     assert short(engine, 0)["timings"]["cache_n"] > 0
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_cannot_fit_is_not_even_begun(engine: LiveEngine, *, dry_run: bool) -> None:
+    """The bookkeeping of so many cells alone is 5 GB, which a build would touch."""
+    process = psutil.Process(engine.process.pid)
+    before = process.memory_info().rss
+    answer = engine.reconfigure(n_ctx=100_000_000, dry_run=dry_run)
+    assert (answer.status, answer.error["reason"]) == (409, "insufficient_memory")
+    details = answer.error["details"]
+    assert details["bytes_needed"] > 100_000_000 * 23040 > details["bytes_available"]
+    assert "MiB needed" in answer.error["message"]
+    peak_kb = int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[0])
+    assert peak_kb * 1024 < before + 2**30
+
+
+def test_a_bad_request_is_counted_and_not_repeated_at_length(
+    engine_path: Path, model_path: Path
+) -> None:
+    with live_engine(engine_path, model_path, "--metrics") as live:
+        for body in ("[]", json.dumps({"n_ctx": "x" * 10**6}), '{"cache_type_k": "q9"}'):
+            answer = live.reconfigure_raw(body)
+            assert (answer.status, len(answer.error["message"]) < 300) == (400, True)
+        assert "llamacpp:reconfigure_refused_total 3\n" in live.tcp.get("/metrics").text
 
 
 def test_a_private_engine_is_changed_through_its_unix_socket_only(

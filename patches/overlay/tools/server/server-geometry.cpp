@@ -83,7 +83,7 @@ bool server_geometry_resolve(
     }
     for (const auto & [field, name] : { std::make_pair("cache_type_k", next.cache_type_k), std::make_pair("cache_type_v", next.cache_type_v) }) {
         if (std::find(limits.cache_types.begin(), limits.cache_types.end(), name) == limits.cache_types.end()) {
-            return invalid(std::string(field) + " has to be one of " + names + ", got '" + name + "'", {});
+            return invalid(std::string(field) + " has to be one of " + names + ", got '" + name.substr(0, 64) + "'", {});
         }
     }
 

@@ -48,9 +48,13 @@ struct server_geometry_limits {
 
     int64_t cell_bytes        = 0; // bookkeeping for each cell, resident from the start whatever is held
     int64_t cell_bytes_kv     = 0; // what the serving contexts take for each cell, roughly
+    int64_t cell_bytes_least  = 0; // bookkeeping and KV that every cell takes at least
     int64_t memory_bytes      = 0; // host memory that can still be taken, 0: not known
     int64_t reclaimable_bytes = 0; // host memory that letting the serving contexts go would give back at most
 
+    int64_t page_bytes_left = INT64_MAX; // that pages can still take, which parked states are
+
+    int64_t n_seq_waiting   = 0; // slots that a request needs which waits for them, the largest such number
     int64_t n_states_cached = 0; // states outside the slots that are made for the serving KV cache: the prompt cache
 };
 

@@ -10,22 +10,41 @@
 #include <string>
 #include <vector>
 
-// a state that is parked in host memory
+// a conversation in host memory, under a name
+struct server_page_info {
+    std::string name;
+
+    int64_t n_tokens            = 0;
+    int64_t n_bytes_target      = 0;
+    int64_t n_bytes_draft       = 0;
+    int64_t n_bytes_spec        = 0;
+    int64_t n_bytes_checkpoints = 0;
+    int64_t n_checkpoints       = 0;
+
+    bool parked  = false;
+    bool running = false; // its request goes on when it is placed
+
+    int64_t t_created_us = 0;
+
+    int64_t n_bytes() const { return n_bytes_target + n_bytes_draft + n_bytes_spec + n_bytes_checkpoints; }
+};
+
+// why a page is one: a state that the geometry has no place for
 struct server_parked_info {
     std::string name;
 
-    int32_t id_slot       = -1; // the slot it was in
-    int64_t n_tokens      = 0;
-    int64_t n_bytes_tgt   = 0;
-    int64_t n_bytes_dft   = 0;
-    int64_t n_checkpoints = 0;
-    int64_t n_bytes_checkpoints = 0;
-
-    bool running = false; // its request goes on when it is placed
+    int32_t id_slot  = -1; // the slot it was in
+    int64_t n_tokens = 0;
+    bool    running  = false;
 
     server_park_reason reason = SERVER_PARK_REASON_NONE;
-    int64_t tokens_fit  = 0;
-    int64_t t_parked_us = 0;
+    int64_t tokens_fit = 0;
+};
+
+struct server_page_counters {
+    uint64_t n_out    = 0;
+    uint64_t n_in     = 0;
+    uint64_t n_failed = 0;
 };
 
 // upper bounds of the histogram of pauses
@@ -51,6 +70,10 @@ struct server_live_info {
 
     std::vector<server_parked_info> parked;
     server_reconfigure_counters     counters;
+
+    std::vector<server_page_info> pages; // parked states too
+    server_page_counters          page_counters;
+    int64_t                       n_bytes_used = 0; // by pages
 
     std::shared_ptr<const server_reconfigure_result> last_reconfigure; // nullptr before the first one that was applied
 };

@@ -49,34 +49,65 @@ static int64_t read_limit(const std::string & path) {
     }
 }
 
-// what is left of the limit of one control group (v2); memory of files that nobody writes to counts as free
-static int64_t cgroup_left(const std::string & dir) {
-    const int64_t limit   = read_limit(dir + "/memory.max");
-    const int64_t current = read_limit(dir + "/memory.current");
-    if (limit < 0 || limit == UNLIMITED || current < 0) {
+// the files of a control group, by version
+struct cgroup_files {
+    const char * root;
+    const char * limit;
+    const char * usage;
+    const char * reclaimable; // field of memory.stat: memory of files that nobody writes to counts as free
+};
+
+static constexpr cgroup_files CGROUP_V1 = { "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file" };
+static constexpr cgroup_files CGROUP_V2 = { "/sys/fs/cgroup",        "memory.max",            "memory.current",        "inactive_file" };
+
+// what is left of the limit of one control group
+static int64_t cgroup_left(const cgroup_files & files, const std::string & path) {
+    const std::string dir = files.root + path + "/";
+
+    const int64_t limit = read_limit(dir + files.limit);
+    const int64_t usage = read_limit(dir + files.usage);
+    if (limit < 0 || limit == UNLIMITED || usage < 0) {
         return UNLIMITED;
     }
 
-    const int64_t reclaimable = std::max<int64_t>(0, read_field(dir + "/memory.stat", "inactive_file"));
+    const int64_t reclaimable = std::max<int64_t>(0, read_field(dir + "memory.stat", files.reclaimable));
 
-    return std::max<int64_t>(0, limit - current + reclaimable);
+    return std::max<int64_t>(0, limit - usage + reclaimable);
+}
+
+// every group on the path to the root has a limit of its own
+static int64_t cgroup_path_left(const cgroup_files & files, std::string path) {
+    int64_t res = cgroup_left(files, ""); // in a container the root is the own group
+
+    while (path.size() > 1) {
+        res = std::min(res, cgroup_left(files, path));
+        path.resize(path.find_last_of('/'));
+    }
+
+    return res;
 }
 
 int64_t server_memory_available() {
     const int64_t kib = read_field("/proc/meminfo", "MemAvailable:");
     int64_t       res = kib < 0 ? UNLIMITED : kib * 1024;
 
-    // "0::/path" is the unified hierarchy
+    // "ID:CONTROLLERS:PATH", no controllers for version 2
     std::ifstream file("/proc/self/cgroup");
     std::string   line;
     while (std::getline(file, line)) {
-        if (line.rfind("0::/", 0) != 0) {
+        const size_t first  = line.find(':');
+        const size_t second = line.find(':', first + 1);
+        if (first == std::string::npos || second == std::string::npos) {
             continue;
         }
 
-        // every group on the path to the root has a limit of its own
-        for (std::string path = line.substr(3); !path.empty(); path.resize(path.find_last_of('/'))) {
-            res = std::min(res, cgroup_left("/sys/fs/cgroup" + path));
+        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+        const std::string path        = line.substr(second + 1);
+
+        if (controllers == ",,") {
+            res = std::min(res, cgroup_path_left(CGROUP_V2, path));
+        } else if (controllers.find(",memory,") != std::string::npos) {
+            res = std::min(res, cgroup_path_left(CGROUP_V1, path));
         }
     }
 

@@ -4,11 +4,19 @@
 #include <sstream>
 #include <stdexcept>
 
+// a value as it was sent, as much of it as a person will read
+static std::string shown(const json & value) {
+    static const size_t N_MAX = 64;
+
+    const std::string text = value.dump_safe();
+    return text.size() <= N_MAX ? text : text.substr(0, N_MAX) + "...";
+}
+
 static int64_t parse_int(const std::string & key, const json & value) {
     const std::string text = value.dump_safe();
 
     if (!value.is_number_integer()) {
-        throw std::invalid_argument("'" + key + "' has to be an integer, got " + text);
+        throw std::invalid_argument("'" + key + "' has to be an integer, got " + shown(value));
     }
 
     // beyond int64 it is an integer all the same: the range check of the field answers it
@@ -17,14 +25,14 @@ static int64_t parse_int(const std::string & key, const json & value) {
 
 static bool parse_bool(const std::string & key, const json & value) {
     if (!value.is_boolean()) {
-        throw std::invalid_argument("'" + key + "' has to be true or false, got " + value.dump_safe());
+        throw std::invalid_argument("'" + key + "' has to be true or false, got " + shown(value));
     }
     return value.get<bool>();
 }
 
 static std::string parse_string(const std::string & key, const json & value) {
     if (!value.is_string()) {
-        throw std::invalid_argument("'" + key + "' has to be a string, got " + value.dump_safe());
+        throw std::invalid_argument("'" + key + "' has to be a string, got " + shown(value));
     }
     return value.get<std::string>();
 }
@@ -217,21 +225,28 @@ json server_live_parked_to_json(const server_live_info & live) {
 json server_live_pages_to_json(const server_live_info & live, int64_t t_now_us) {
     json res = json::array();
 
-    for (const auto & parked : live.parked) {
-        res.push_back({
-            {"name",           parked.name},
-            {"n_tokens",       parked.n_tokens},
-            {"n_bytes",        parked.n_bytes_tgt + parked.n_bytes_dft + parked.n_bytes_checkpoints},
-            {"n_bytes_target", parked.n_bytes_tgt},
-            {"n_bytes_draft",  parked.n_bytes_dft},
-            {"n_checkpoints",  parked.n_checkpoints},
-            {"age_s",          (t_now_us - parked.t_parked_us) / 1e6},
-            {"parked",         true},
-            {"running",        parked.running},
-            {"slot",           parked.id_slot},
-            {"tokens_fit",     parked.tokens_fit},
-            {"reason",         server_park_reason_name(parked.reason)},
-        });
+    for (const auto & page : live.pages) {
+        json item = {
+            {"name",                page.name},
+            {"n_tokens",            page.n_tokens},
+            {"n_bytes",             page.n_bytes()},
+            {"n_bytes_target",      page.n_bytes_target},
+            {"n_bytes_draft",       page.n_bytes_draft},
+            {"n_bytes_spec",        page.n_bytes_spec},
+            {"n_bytes_checkpoints", page.n_bytes_checkpoints},
+            {"n_checkpoints",       page.n_checkpoints},
+            {"age_s",               (t_now_us - page.t_created_us) / 1e6},
+            {"parked",              page.parked},
+            {"running",             page.running},
+        };
+        for (const auto & parked : live.parked) {
+            if (parked.name == page.name) {
+                item["slot"]       = parked.id_slot;
+                item["tokens_fit"] = parked.tokens_fit;
+                item["reason"]     = server_park_reason_name(parked.reason);
+            }
+        }
+        res.push_back(std::move(item));
     }
 
     return res;
@@ -257,6 +272,12 @@ std::string server_live_to_metrics(const server_live_info & live, int64_t n_cell
     item("parked_states",              "gauge",   "States that the geometry has no place for, kept in host memory",      live.parked.size());
     item("kv_cells_used",              "gauge",   "Tokens that the slots hold",                                          n_cells_used);
     item("kv_cells_total",             "gauge",   "Cells of the context",                                                live.serving ? live.geometry.n_ctx : 0);
+
+    item("page_store_bytes",           "gauge",   "Bytes of host memory that pages take, parked states included",        live.n_bytes_used);
+    item("page_store_pages",           "gauge",   "Pages in host memory, parked states included",                        live.pages.size());
+    item("page_out_total",             "counter", "Conversations that left their slot for a page",                       live.page_counters.n_out);
+    item("page_in_total",              "counter", "Pages that went into a slot",                                         live.page_counters.n_in);
+    item("page_failed_total",          "counter", "Page actions that failed or found no room",                           live.page_counters.n_failed);
 
     const char * pause = "llamacpp:reconfigure_pause_seconds";
 

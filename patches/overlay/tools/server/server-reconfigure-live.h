@@ -45,10 +45,15 @@ struct server_reconfigure_live final : server_reconfigure_engine {
     void on_built();                        // the build of the pending change has ended
 
     // parked states
+    int           n_requests_parked() const;                        // that have not ended
     bool          keeps_awake() const;                              // a parked request waits, or nothing serves
     bool          cancel_parked(int id_task);                       // its client is gone; false: none is of that task
     server_slot * find_parked(const std::string & cmpl_id) const;   // of a running completion
     json          parked_slots() const;                             // for /slots
+    void          forget_parked(const std::string & name);          // its page is used or dropped
+
+    void count_bad_request(); // any thread
+    void update_info(const std::function<void(server_live_info &)> & update);
 
     // server_reconfigure_engine
     server_geometry                geometry() const override;
@@ -82,7 +87,6 @@ private:
 
     prefault_job plan_prefault() const;
     void         prefault(const prefault_job & job); // worker thread
-    void         update_info(const std::function<void(server_live_info &)> & update);
     void         publish_parked();
     void         count(const server_reconfigure_result & result);
     void         answer(int id_task, server_reconfigure_result && result);
@@ -90,6 +94,7 @@ private:
     void         retire(server_context_set && set) noexcept;
 
     void prepare_park(const server_state_plan & state);
+    void unprepare_park() noexcept;
     void park(const server_state_plan & state) noexcept;
     void drop(server_slot & slot) noexcept;
     parked_slot * find(int32_t id_parked) const;

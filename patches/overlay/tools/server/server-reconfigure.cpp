@@ -51,6 +51,16 @@ static server_reconfigure_result refuse(
     res.message  = message;
     res.details  = details;
     res.previous = current;
+
+    // the message is what people read, so it has both numbers too
+    const auto needed    = details.find("bytes_needed");
+    const auto available = details.find("bytes_available");
+    if (needed != details.end() && available != details.end()) {
+        const auto to_mib = [](int64_t n_bytes) { return std::to_string(n_bytes / (1024*1024)) + " MiB"; };
+
+        res.message += " (" + to_mib(needed->second) + " needed, " + to_mib(available->second) + " available)";
+    }
+
     res.geometry = current;
     return res;
 }
@@ -81,6 +91,13 @@ static bool admit(
                 "this model has other rope factors above " + std::to_string(limits.n_ctx_rope) + " cells for each sequence: the change from " +
                 std::to_string(current.n_ctx_seq) + " to " + std::to_string(next.n_ctx_seq) + " drops every state that is held; 'force': true takes it",
                 {{"n_ctx_seq", next.n_ctx_seq}, {"n_ctx_seq_switch", limits.n_ctx_rope}});
+        return false;
+    }
+
+    if (limits.n_seq_waiting > next.n_seq && limits.n_seq_waiting <= current.n_seq) {
+        result = refuse(current, SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS,
+                "a completion with n = " + std::to_string(limits.n_seq_waiting) + " waits for its slots, which there would not be: try again when it has begun",
+                {{"n_seq_needed", limits.n_seq_waiting}, {"n_seq", next.n_seq}});
         return false;
     }
 
@@ -179,12 +196,13 @@ bool server_reconfigure_begin(
         return refused(result);
     }
 
-    // these bytes are touched by the build itself, so they are checked before it; the buffers are checked after it
+    // the bookkeeping is touched by the build itself, and the buffers would be touched later: what cannot fit is not begun
+    // (the exact sizes are checked after the build)
     const int64_t n_bytes_cells = next.n_ctx * limits.cell_bytes;
-    if (limits.memory_bytes > 0 && n_bytes_cells > limits.memory_bytes) {
-        return refused(refuse(current, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
-                "the bookkeeping of n_ctx cells alone does not fit in the memory that is left",
-                {{"bytes_needed", n_bytes_cells}, {"bytes_available", limits.memory_bytes}}));
+    const int64_t n_bytes_least = next.n_ctx * limits.cell_bytes_least;
+    if (limits.memory_bytes > 0 && (n_bytes_cells > limits.memory_bytes || n_bytes_least > limits.memory_bytes + limits.reclaimable_bytes)) {
+        return refused(refuse(current, SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, "the new contexts would not fit in the memory that is left",
+                {{"bytes_needed", std::max(n_bytes_cells, n_bytes_least)}, {"bytes_available", limits.memory_bytes}}));
     }
 
     return true;
@@ -321,6 +339,12 @@ struct change {
                 return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
                         "the new contexts do not fit beside the old ones, and those cannot be let go first without the risk of losing a state", numbers);
             }
+        }
+
+        if (n_bytes_park > limits.page_bytes_left) {
+            return give_up(SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY,
+                    "what the new geometry has no place for takes more memory than is left for pages (--page-ram-bytes)",
+                    {{"bytes_needed", n_bytes_park}, {"bytes_available", limits.page_bytes_left}});
         }
 
         if (plan.request.dry_run) {

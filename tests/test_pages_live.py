@@ -1,0 +1,314 @@
+"""Pages of the real engine: a conversation leaves its slot for host memory and comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+from live_engine import Answer, LiveEngine, live_engine
+from sandbox import until
+from streams import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tiny_models import TinyModels
+
+TALE = {
+    "prompt": "Once upon a time there was a fox who lived beside a river. Every morning",
+    "n_predict": 24,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+LONG = TALE | {"n_predict": -1}
+CHECKPOINTS = ("--ubatch-size", "32", "--checkpoint-min-step", "16")
+TEXT = (
+    "The lighthouse keeper walked down to the shore and looked at the sea, which was grey and "
+    "quiet that morning. He had lived beside it for thirty years, and each day he wrote into a "
+    "book which ships had passed, and from where the wind had come. His daughter"
+)
+SAMPLED = {"temperature": 0.8, "seed": 3, "n_probs": 1, "n_predict": 200, "ignore_eos": True}
+KINDS = {
+    "dense": ("llama-dense", ()),
+    "mixture of experts": ("llama-moe", ()),
+    "sliding window": ("gemma3-dense", CHECKPOINTS),
+    "sliding window, whole": ("gemma3-dense", ("--swa-full", *CHECKPOINTS)),
+    "recurrent": ("mamba2-dense", CHECKPOINTS),
+    "hybrid, delta net": ("qwen35-dense", CHECKPOINTS),
+    "hybrid, convolution": ("lfm2-dense", CHECKPOINTS),
+    "unified": ("llama-dense", ("--kv-unified", "--no-cache-idle-slots")),
+    "MTP": ("qwen35-mtp", ("--spec-type", "draft-mtp", *CHECKPOINTS)),
+    "draft model": (
+        "llama-dense",
+        ("--spec-type", "draft-simple", "--model-draft", "tiny:llama-draft"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(engine_path: Path, model_path: Path) -> Iterator[LiveEngine]:
+    with live_engine(engine_path, model_path, "--metrics") as live:
+        yield live
+
+
+@pytest.fixture
+def engine(shared: LiveEngine) -> LiveEngine:
+    """An engine with empty slots, the first geometry and no page."""
+    for page in shared.tcp.get("/pages").json():
+        act(shared, 0, "page_drop", page["name"])
+    shared.reset()
+    return shared
+
+
+def act(live: LiveEngine, slot: object, action: str, page: str) -> Answer:
+    answer = live.tcp.post(f"/slots/{slot}?action={action}&page={quote(page, safe='')}")
+    return Answer(answer.status_code, answer.json())
+
+
+def pages(live: LiveEngine) -> Any:
+    return live.tcp.get("/pages").json()
+
+
+def metric(live: LiveEngine, name: str) -> float:
+    for line in live.tcp.get("/metrics").text.splitlines():
+        if line.startswith(f"llamacpp:{name} "):
+            return float(line.split()[1])
+    raise AssertionError(f"no metric {name}")
+
+
+def refused(answer: Answer, status: int, reason: str) -> Any:
+    assert answer.status == status, answer.body
+    error = answer.error
+    assert (error["type"], error["reason"]) == ("page_refused", reason)
+    return error
+
+
+# There and back
+
+
+def test_a_page_says_what_it_holds_and_leaves_its_slot_free(engine: LiveEngine) -> None:
+    engine.ask("/completion", **TALE, id_slot=1)
+    held = engine.slots()[1]["n_prompt_tokens"]
+    saved = engine.saved_state_bytes(1)
+    out = act(engine, 1, "page_out", "fox").receipt
+    assert (out["id_slot"], out["page"], out["n_tokens"]) == (1, "fox", held)
+    assert out["n_bytes"] == out["n_bytes_target"] == saved
+    assert (out["n_bytes_draft"], out["n_bytes_spec"], out["n_checkpoints"]) == (0, 0, 0)
+    assert out["ms"] > 0
+    (page,) = pages(engine)
+    assert {key: page[key] for key in ("name", "n_tokens", "n_bytes", "parked", "running")} == {
+        "name": "fox",
+        "n_tokens": held,
+        "n_bytes": saved,
+        "parked": False,
+        "running": False,
+    }
+    assert metric(engine, "page_store_bytes") == saved
+    assert metric(engine, "page_store_pages") == 1
+    assert engine.slots()[1]["n_prompt_tokens"] == 0
+    refused(act(engine, 1, "page_out", "again"), 400, "empty_slot")
+
+
+def test_a_page_goes_into_any_slot_of_any_geometry_and_leaves_the_store(
+    engine: LiveEngine,
+) -> None:
+    said = engine.ask("/completion", **TALE, id_slot=1).receipt["content"]
+    longer = TALE | {"prompt": f"{TALE['prompt']}{said} Then"}
+    control = engine.ask("/completion", **longer, id_slot=1).receipt
+    engine.erase()
+    engine.ask("/completion", **TALE, id_slot=1)
+    out = act(engine, 1, "page_out", "fox").receipt
+    engine.ask("/completion", prompt="Water begins to boil when", n_predict=4, id_slot=1)
+    assert engine.reconfigure(n_ctx=12288, n_seq=4, kv_unified=True).receipt["outcome"] == "applied"
+    back = act(engine, 3, "page_in", "fox").receipt
+    assert back["n_tokens"] == back["n_reusable"] == out["n_tokens"]
+    assert pages(engine) == []
+    assert metric(engine, "page_store_bytes") == 0
+    again = engine.ask("/completion", **longer, id_slot=3).receipt
+    assert again["timings"]["cache_n"] == control["timings"]["cache_n"] == back["n_reusable"]
+    assert again["content"] == control["content"]
+    refused(act(engine, 0, "page_in", "fox"), 404, "unknown_page")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_as_good_as_the_slot_it_came_from(
+    engine_path: Path, tiny: TinyModels, kind: str
+) -> None:
+    """Another conversation uses the slot meanwhile; the next tokens are the same bit for bit."""
+    name, options = KINDS[kind]
+    options = tuple(
+        str(tiny.model(word.removeprefix("tiny:"))) if word.startswith("tiny:") else word
+        for word in options
+    )
+    model = tiny.model(name)
+    window = ("--override-kv", f"{name.split('-')[0]}.context_length=int:65536")
+
+    def run(*, paged: bool) -> list[Any]:
+        with live_engine(engine_path, model, *options, *window, "--cache-ram", "0") as live:
+            text = live.ask("/tokenize", content=TEXT).receipt["tokens"]
+            first = live.ask("/completion", **SAMPLED, prompt=text, id_slot=1).receipt
+            said = [*text, *(each["id"] for each in first["completion_probabilities"])]
+            slot = 1
+            if paged:
+                out = act(live, 1, "page_out", "one").receipt
+                live.ask("/completion", **SAMPLED, prompt=text[::-1], id_slot=1)
+                if kind == "unified":
+                    live.erase(1)  # cells of others change the order of the sums
+                back = act(live, 0, "page_in", "one").receipt
+                assert back["n_checkpoints"] == out["n_checkpoints"]
+                assert back["n_bytes_spec"] == out["n_bytes_spec"]
+                slot = 0
+            answers = []
+            # an exact append, and other last five tokens
+            for prompt in ([*said, 21, 22], [*said[:-5], 23, 24, 25, 26, 27]):
+                answer = live.ask("/completion", **SAMPLED, prompt=prompt, id_slot=slot).receipt
+                drafts = [answer["timings"].get(key) for key in ("draft_n", "draft_n_accepted")]
+                probabilities = [
+                    (each["id"], each["logprob"]) for each in answer["completion_probabilities"]
+                ]
+                answers.append((answer["timings"]["cache_n"], drafts, probabilities))
+            if paged:
+                assert answers[0][0] == back["n_reusable"]
+            return answers
+
+    control, paged = run(paged=False), run(paged=True)
+    assert paged == control
+    assert all(n_reused > 0 for n_reused, *_ in control)
+
+
+def test_a_parked_conversation_is_a_page_too(engine: LiveEngine) -> None:
+    engine.ask("/completion", **TALE, id_slot=1)
+    held = engine.slots()[1]["n_prompt_tokens"]
+    engine.reconfigure(n_seq=1)
+    (page,) = pages(engine)
+    back = act(engine, 0, "page_in", page["name"]).receipt
+    assert back["n_tokens"] == held
+    assert (pages(engine), engine.props()["parked"]) == ([], [])
+    engine.ask("/completion", **TALE, id_slot=0)
+    assert engine.reconfigure(n_seq=2).receipt["parked"] == []
+    engine.ask("/completion", **TALE, id_slot=1)
+    engine.reconfigure(n_seq=1)
+    (page,) = pages(engine)
+    assert act(engine, 0, "page_drop", page["name"]).status == 200
+    assert (pages(engine), engine.props()["parked"]) == ([], [])
+
+
+def test_a_parked_request_is_neither_taken_nor_dropped(engine: LiveEngine) -> None:
+    with streams(engine) as running:
+        stream = running.start(**TALE | {"n_predict": 80}, id_slot=1)
+        stream.reach(4)
+        engine.reconfigure(n_seq=1)
+        (page,) = pages(engine)
+        assert page["running"]
+        for action in ("page_in", "page_drop"):
+            refused(act(engine, 0, action, page["name"]), 409, "request_waiting")
+        engine.reconfigure(n_seq=2)
+        assert stream.result()["tokens_predicted"] == 80
+
+
+def test_an_action_on_a_busy_slot_waits_for_it(engine: LiveEngine) -> None:
+    with streams(engine) as running:
+        stream = running.start(**TALE | {"n_predict": 40}, id_slot=1)
+        stream.reach(2)
+        out = act(engine, 1, "page_out", "busy").receipt
+        assert stream.result()["tokens_predicted"] == 40
+        assert out["n_tokens"] == len(stream.chunks) + stream.result()["tokens_evaluated"] - 2
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "../x", "/etc/passwd", "a/b", "x.ckpt", "x.lora", "x.dft", ".x", "-x", "a" * 300),
+        *("a\x00b", "a b", "ä", "parked-1", "..", "x\n"),
+    ],
+)
+def test_a_name_that_is_none_is_refused(engine: LiveEngine, name: str) -> None:
+    engine.ask("/completion", **TALE | {"n_predict": 1}, id_slot=0)
+    held = engine.slots()[0]["n_prompt_tokens"]
+    refused(act(engine, 0, "page_out", name), 400, "bad_name")
+    assert engine.slots()[0]["n_prompt_tokens"] == held
+    for action in ("page_in", "page_drop"):
+        answer = act(engine, 0, action, name)
+        assert answer.status in (400, 404), answer.body
+
+
+@pytest.mark.parametrize("slot", ["2", "-1", "x", "99999999999", "1x"])
+def test_a_slot_that_is_none_is_refused(engine: LiveEngine, slot: str) -> None:
+    refused(act(engine, slot, "page_out", "fox"), 400, "bad_slot")
+    refused(act(engine, slot, "page_in", "fox"), 400, "bad_slot")
+
+
+def test_a_page_that_is_too_large_for_the_slot_is_told_both_numbers(engine: LiveEngine) -> None:
+    engine.ask("/completion", prompt="word " * 400, n_predict=1, id_slot=0)
+    held = act(engine, 0, "page_out", "long").receipt["n_tokens"]
+    engine.ask("/completion", **TALE | {"n_predict": 1}, id_slot=0)
+    kept = engine.slots()[0]["n_prompt_tokens"]
+    engine.reconfigure(n_ctx=512)
+    error = refused(act(engine, 0, "page_in", "long"), 409, "too_large")
+    assert error["details"] == {"tokens_held": held, "tokens_fit": 256}
+    assert engine.slots()[0]["n_prompt_tokens"] == kept
+    assert [page["n_tokens"] for page in pages(engine)] == [held]
+
+
+def test_a_name_is_replaced_by_what_is_newer(engine: LiveEngine) -> None:
+    engine.ask("/completion", **TALE, id_slot=0)
+    first = act(engine, 0, "page_out", "fox").receipt
+    engine.ask("/completion", prompt="Water", n_predict=4, id_slot=0)
+    second = act(engine, 0, "page_out", "fox").receipt
+    assert second["n_tokens"] < first["n_tokens"]
+    assert [page["n_tokens"] for page in pages(engine)] == [second["n_tokens"]]
+    assert metric(engine, "page_store_bytes") == second["n_bytes"]
+
+
+def test_the_ceiling_counts_pages_and_parked_states(engine_path: Path, model_path: Path) -> None:
+    options = ("--page-ram-bytes", "2000000", "--metrics", "--parallel", "3")
+    with live_engine(engine_path, model_path, *options) as live:
+        for slot in (0, 1, 2):
+            live.ask("/completion", **TALE | {"n_predict": 16}, id_slot=slot)
+        first = act(live, 0, "page_out", "first").receipt
+        assert 600_000 < first["n_bytes"] < 1_000_000
+        live.ask("/completion", **TALE | {"n_predict": 48}, id_slot=0)
+        error = refused(act(live, 0, "page_out", "second"), 503, "page_ceiling")
+        assert error["details"]["bytes_ceiling"] == 2_000_000
+        assert error["details"]["bytes_used"] == first["n_bytes"]
+        assert error["details"]["bytes_needed"] > 2_000_000 - first["n_bytes"]
+        assert live.slots()[0]["n_prompt_tokens"] > 0
+        # in place of its predecessor it fits
+        assert act(live, 0, "page_out", "first").status == 200
+        # a change that would park past the ceiling is refused, and nothing is touched
+        answer = live.reconfigure(n_seq=1)
+        assert (answer.status, answer.error["reason"]) == (409, "insufficient_memory")
+        assert "--page-ram-bytes" in answer.error["message"]
+        assert live.geometry()["n_seq"] == 3
+        act(live, 0, "page_drop", "first")
+        assert len(live.reconfigure(n_seq=1).receipt["parked"]) == 2
+        assert metric(live, "page_store_bytes") == sum(page["n_bytes"] for page in pages(live))
+
+
+def test_a_private_engine_pages_on_its_unix_socket_only(
+    engine_path: Path, model_path: Path
+) -> None:
+    with live_engine(engine_path, model_path, "--admin-private") as live:
+        live.ask("/completion", **TALE, id_slot=0)
+        answer = act(live, 0, "page_out", "fox")
+        assert (answer.status, answer.error["type"]) == (403, "permission_error")
+        assert live.unix.post("/slots/0?action=page_out&page=fox").status_code == 200
+
+
+def test_pages_outlive_sleep(engine_path: Path, model_path: Path) -> None:
+    with live_engine(engine_path, model_path, "--sleep-idle-seconds", "1") as live:
+        said = live.ask("/completion", **TALE, id_slot=0).receipt["content"]
+        out = act(live, 0, "page_out", "fox").receipt
+        until(lambda: live.props()["is_sleeping"])
+        assert [page["name"] for page in pages(live)] == ["fox"]
+        assert live.props()["is_sleeping"], "a listing wakes nobody"
+        back = act(live, 1, "page_in", "fox").receipt
+        assert back["n_reusable"] == out["n_tokens"]
+        longer = TALE | {"prompt": f"{TALE['prompt']}{said} Then", "id_slot": 1}
+        again = live.ask("/completion", **longer).receipt
+        assert again["timings"]["cache_n"] == out["n_tokens"]
