@@ -252,6 +252,45 @@ TEST(the_bookkeeping_of_cells_is_checked_before_the_build) {
     CHECK_EQ(refused_when_built(engine, ask(131072), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409).details.at("bytes_needed"), 13107200);
 }
 
+TEST(what_cannot_fit_at_all_is_refused_before_the_build_and_says_both_numbers) {
+    fake_engine engine(16384, 2);
+    engine.hold(0, 5);
+    engine.lim.cell_bytes_least = CELL_BYTES;
+    engine.memory_total         = 13107200 - 1; // the serving contexts would be let go
+
+    const auto res = refused_at_once(engine, ask(131072), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+    CHECK_EQ(res.details.at("bytes_needed"), 13107200);
+    CHECK(res.message.find("(12 MiB needed, 10 MiB available)") != std::string::npos);
+
+    engine.memory_total++;
+    CHECK_EQ(reconfigure(engine, ask(131072)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+}
+
+TEST(choices_that_wait_for_their_slots_are_not_shrunk_away) {
+    fake_engine engine(16384, 4);
+    engine.lim.n_seq_waiting = 3;
+
+    const auto res = refused_at_once(engine, ask(16384, 2), SERVER_RECONFIGURE_REASON_FAN_OUT_IN_PROGRESS, 409);
+    CHECK_EQ(res.details.at("n_seq_needed"), 3);
+    CHECK_EQ(reconfigure(engine, ask(16384, 3)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+
+    engine.lim.n_seq_waiting = 5; // it cannot begin here either
+    CHECK_EQ(reconfigure(engine, ask(16384, 2)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+}
+
+TEST(a_change_that_would_park_past_the_ceiling_of_pages_is_refused) {
+    fake_engine engine(16384, 2);
+    engine.hold(1, 500);
+    engine.lim.page_bytes_left = 50000 - 1;
+
+    const auto res = refused_when_built(engine, ask(16384, 1), SERVER_RECONFIGURE_REASON_INSUFFICIENT_MEMORY, 409);
+    CHECK_EQ(res.details.at("bytes_needed"), 50000);
+    CHECK_EQ(res.details.at("bytes_available"), 50000 - 1);
+
+    engine.lim.page_bytes_left++;
+    CHECK_EQ(reconfigure(engine, ask(16384, 1)).outcome, SERVER_RECONFIGURE_OUTCOME_APPLIED);
+}
+
 TEST(contexts_that_fit_neither_beside_nor_instead_are_refused_with_both_numbers) {
     for (const bool no_memory_beside : { false, true }) {
         fake_engine engine(16384, 2);

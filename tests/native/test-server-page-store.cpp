@@ -1,0 +1,179 @@
+// sources: server-page-store.cpp
+
+#include "server-page-store.h"
+
+#include "testing.h"
+
+#include <string>
+#include <thread>
+
+namespace {
+
+struct page final : server_page_base {
+    page(const std::string & name, size_t n_bytes) {
+        this->name    = name;
+        this->n_bytes = n_bytes;
+    }
+};
+
+std::shared_ptr<server_page_base> make(const std::string & name, size_t n_bytes) {
+    return std::make_shared<page>(name, n_bytes);
+}
+
+std::string names(const server_page_store & store) {
+    std::string res;
+    for (const auto & page : store.list()) {
+        res += (res.empty() ? "" : " ") + page->name;
+    }
+    return res;
+}
+
+}
+
+TEST(what_is_put_is_charged_and_found) {
+    server_page_store store(100);
+
+    CHECK(store.put(make("b", 60)));
+    CHECK(store.put(make("a", 40)));
+    CHECK_EQ(store.used(), 100u);
+    CHECK_EQ(names(store), std::string("b a"));
+    CHECK_EQ(store.get("a")->n_bytes, 40u);
+    CHECK(store.get("c") == nullptr);
+}
+
+TEST(the_ceiling_holds_to_the_byte) {
+    server_page_store store(100);
+
+    CHECK(!store.put(make("a", 101)));
+    CHECK(store.put(make("a", 60)));
+    CHECK(store.admits("b", 40));
+    CHECK(!store.admits("b", 41));
+    CHECK(!store.put(make("b", 41)));
+    CHECK_EQ(store.used(), 60u);
+    CHECK_EQ(names(store), std::string("a"));
+    CHECK(store.put(make("b", 40)));
+    CHECK(!store.put(make("c", 1)));
+    CHECK(store.put(make("c", 0)));
+    CHECK(!store.admits("d", SIZE_MAX));
+}
+
+TEST(no_ceiling_admits_everything_and_counts_it) {
+    server_page_store store;
+
+    CHECK(store.put(make("a", size_t(1) << 60)));
+    CHECK_EQ(store.used(), size_t(1) << 60);
+}
+
+TEST(a_page_gives_its_bytes_back_with_its_last_owner) {
+    server_page_store store(100);
+    CHECK(store.put(make("a", 60)));
+
+    auto held = store.get("a");
+    auto removed = store.remove("a");
+    CHECK(store.get("a") == nullptr);
+    CHECK(store.remove("a") == nullptr);
+    CHECK_EQ(store.used(), 60u);
+
+    removed.reset();
+    CHECK_EQ(store.used(), 60u);
+    CHECK(!store.admits("b", 60));
+
+    held.reset();
+    CHECK_EQ(store.used(), 0u);
+    CHECK(store.admits("b", 100));
+}
+
+TEST(a_successor_takes_the_place_of_what_only_the_store_owns) {
+    server_page_store store(100);
+    CHECK(store.put(make("a", 80)));
+    CHECK(store.put(make("a", 90)));
+    CHECK_EQ(store.used(), 90u);
+
+    const auto held = store.get("a"); // somebody still works with it
+    CHECK(!store.admits("a", 11));
+    CHECK(!store.put(make("a", 90)));
+    CHECK_EQ(store.get("a")->n_bytes, 90u);
+    CHECK(store.put(make("a", 10)));
+    CHECK_EQ(store.used(), 100u);
+    CHECK_EQ(held->n_bytes, 90u);
+}
+
+TEST(a_successor_that_does_not_fit_leaves_the_incumbent) {
+    server_page_store store(100);
+    CHECK(store.put(make("a", 80)));
+    CHECK(store.put(make("b", 20)));
+    CHECK(!store.put(make("a", 81)));
+    CHECK_EQ(store.get("a")->n_bytes, 80u);
+    CHECK_EQ(store.used(), 100u);
+}
+
+TEST(what_must_not_be_lost_goes_over_the_ceiling) {
+    server_page_store store(100);
+    CHECK(store.put(make("a", 80)));
+    CHECK(store.put(make("b", 80), true));
+    CHECK_EQ(store.used(), 160u);
+    CHECK(!store.admits("c", 1));
+    store.remove("a");
+    CHECK_EQ(store.used(), 80u);
+    CHECK(store.admits("c", 20));
+}
+
+TEST(a_page_may_outlive_its_store) {
+    std::shared_ptr<server_page_base> held;
+    {
+        server_page_store store(100);
+        CHECK(store.put(make("a", 60)));
+        held = store.get("a");
+    }
+    CHECK_EQ(held->name, std::string("a"));
+    held.reset();
+}
+
+TEST(many_threads_never_pass_the_ceiling_and_leave_nothing_behind) {
+    server_page_store store(1000);
+
+    const auto work = [&](int who) {
+        for (int i = 0; i < 2000; ++i) {
+            const auto name = std::string(1, char('a' + (who + i) % 5));
+            if (i % 3 == 2) {
+                store.remove(name);
+            } else {
+                store.put(make(name, (who * 37 + i * 101) % 400));
+            }
+            CHECK(store.used() <= 1000);
+            store.list();
+        }
+    };
+
+    std::vector<std::thread> threads;
+    for (int who = 0; who < 4; ++who) {
+        threads.emplace_back(work, who);
+    }
+    for (auto & thread : threads) {
+        thread.join();
+    }
+    size_t n_bytes = 0;
+    for (const auto & page : store.list()) {
+        n_bytes += page->n_bytes;
+    }
+    CHECK_EQ(store.used(), n_bytes);
+    for (const auto & name : { "a", "b", "c", "d", "e" }) {
+        store.remove(name);
+    }
+    CHECK_EQ(store.used(), 0u);
+}
+
+TEST(names_that_are_paths_suffixes_or_ours_are_none) {
+    const std::vector<std::string> good = { "a", "fox-2", "A.b_c", "x.ckpt2", "parked", std::string(128, 'x') };
+    for (const auto & name : good) {
+        CHECK_EQ(server_page_name_error(name), std::string());
+    }
+
+    const std::vector<std::string> bad = {
+        "", "../x", "/x", "a/b", ".x", "-x", "x.ckpt", "x.lora", "x.dft", "x.page-staging", "parked-1", std::string(129, 'x'),
+        std::string("a\0b", 3), "a b", "\xc3\xa4", "x\n",
+    };
+    for (const auto & name : bad) {
+        CHECK(!server_page_name_error(name).empty());
+    }
+}
