@@ -33,7 +33,7 @@ BEGINNINGS = (
 
 @pytest.fixture
 def engine(engine_path: Path, model_path: Path) -> Iterator[LiveEngine]:
-    options = ("--cache-ram", "0", "--parallel", "4", "--ctx-size", "8192")
+    options = ("--cache-ram", "0", "--parallel", "4", "--ctx-size", "8192", "--metrics")
     with live_engine(engine_path, model_path, *options) as live:
         yield live
 
@@ -178,3 +178,56 @@ def test_no_conversation_ever_sees_the_secret_of_another(engine: LiveEngine) -> 
             each.result(WITHIN_S * 4)
     assert n_recalled > len(running) // 2, "the model does not repeat its own key either"
     assert engine.props()["parked"] == []
+
+
+def test_pages_in_and_out_lose_nothing_and_give_everything_back(engine: LiveEngine) -> None:
+    """Every conversation is in a slot, in a page, or was given up by name; none is another's."""
+    chance = random.Random(4)
+    secrets = [str(chance.randrange(10**5, 10**6)) for _ in range(N_CONVERSATIONS)]
+    process = psutil.Process(engine.process.pid)
+    base = 0
+    n_recalled = n_paged = 0
+
+    def act(slot: int, action: str, page: str) -> Any:
+        return engine.tcp.post(f"/slots/{slot}?action={action}&page={page}")
+
+    def drop_all() -> None:
+        for page in engine.tcp.get("/pages").json():
+            assert act(0, "page_drop", page["name"]).status_code == 200
+
+    for n in range(N_OPERATIONS):
+        who = chance.randrange(N_CONVERSATIONS)
+        name, n_slots = f"of-{who}", len([s for s in engine.slots() if "parked" not in s])
+        slot = chance.randrange(n_slots)
+        match n % 5:
+            case 0:
+                if n % 25 == 0:
+                    n_seq = chance.randint(2, 5)
+                    assert engine.reconfigure(n_ctx=1024 * n_seq, n_seq=n_seq).status == 200
+            case 1:
+                hang_up_on(engine, n)
+            case 2:
+                out = act(slot, "page_out", name)
+                assert out.status_code in (200, 400), out.text
+            case _:
+                told = f"key {secrets[who]} key {secrets[who]} key {secrets[who]} key"
+                back = act(slot, "page_in", name)
+                assert back.status_code in (200, 404), back.text
+                n_paged += back.status_code == 200
+                answer = engine.ask("/completion", **BODY, prompt=told, id_slot=slot).receipt
+                others = [secret for other, secret in enumerate(secrets) if other != who]
+                assert not any(other in answer["content"] for other in others), answer
+                n_recalled += secrets[who] in answer["content"]
+        listed = engine.tcp.get("/pages").json()
+        metrics = engine.tcp.get("/metrics").text
+        n_bytes = sum(page["n_bytes"] for page in listed)
+        assert f"llamacpp:page_store_bytes {n_bytes}\n" in metrics
+        assert f"llamacpp:page_store_pages {len(listed)}\n" in metrics
+        if n == N_OPERATIONS // 3:
+            drop_all()
+            base = resident(process)
+    assert n_paged > 10
+    assert n_recalled > N_OPERATIONS // 3
+    drop_all()
+    assert engine.tcp.get("/pages").json() == []
+    assert resident(process) < base * 1.05

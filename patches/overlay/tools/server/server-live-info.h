@@ -73,7 +73,6 @@ struct server_live_info {
 
     std::vector<server_page_info> pages; // parked states too
     server_page_counters          page_counters;
-    int64_t                       n_bytes_used = 0; // by pages
 
     std::shared_ptr<const server_reconfigure_result> last_reconfigure; // nullptr before the first one that was applied
 };

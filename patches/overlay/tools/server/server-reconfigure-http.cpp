@@ -252,7 +252,7 @@ json server_live_pages_to_json(const server_live_info & live, int64_t t_now_us) 
     return res;
 }
 
-std::string server_live_to_metrics(const server_live_info & live, int64_t n_cells_used) {
+std::string server_live_to_metrics(const server_live_info & live, int64_t n_cells_used, int64_t n_bytes_pages) {
     std::ostringstream out;
     out.precision(15);
 
@@ -273,7 +273,7 @@ std::string server_live_to_metrics(const server_live_info & live, int64_t n_cell
     item("kv_cells_used",              "gauge",   "Tokens that the slots hold",                                          n_cells_used);
     item("kv_cells_total",             "gauge",   "Cells of the context",                                                live.serving ? live.geometry.n_ctx : 0);
 
-    item("page_store_bytes",           "gauge",   "Bytes of host memory that pages take, parked states included",        live.n_bytes_used);
+    item("page_store_bytes",           "gauge",   "Bytes of host memory that pages take, parked states included",        n_bytes_pages);
     item("page_store_pages",           "gauge",   "Pages in host memory, parked states included",                        live.pages.size());
     item("page_out_total",             "counter", "Conversations that left their slot for a page",                       live.page_counters.n_out);
     item("page_in_total",              "counter", "Pages that went into a slot",                                         live.page_counters.n_in);
