@@ -312,3 +312,50 @@ def test_pages_outlive_sleep(engine_path: Path, model_path: Path) -> None:
         longer = TALE | {"prompt": f"{TALE['prompt']}{said} Then", "id_slot": 1}
         again = live.ask("/completion", **longer).receipt
         assert again["timings"]["cache_n"] == out["n_tokens"]
+
+
+def test_a_page_of_another_kv_cache_is_refused_and_good_again_afterwards(
+    engine: LiveEngine,
+) -> None:
+    engine.ask("/completion", **TALE, id_slot=0)
+    held = act(engine, 0, "page_out", "fox").receipt["n_tokens"]
+    engine.reconfigure(cache_type_k="q8_0", force=True)
+    error = refused(act(engine, 0, "page_in", "fox"), 409, "page_mismatch")
+    assert "KV: f16, f16" in error["message"]
+    assert "KV: q8_0, f16" in error["message"]
+    assert [page["name"] for page in pages(engine)] == ["fox"]
+    engine.reconfigure(cache_type_k="f16", force=True)
+    assert act(engine, 0, "page_in", "fox").receipt["n_reusable"] == held
+
+
+@pytest.mark.parametrize("step", ["page_out 1", "page_in 1"])
+def test_a_verb_that_fails_leaves_slot_and_page_as_they_were(
+    tools_dir: Path, tiny: TinyModels, tmp_path: Path, step: str
+) -> None:
+    faults = tmp_path / "faults"
+    env = {"LLAMA_SERVER_TEST_FAULTS": str(faults)}
+    engine, model = tools_dir / "llama-server-faults", tiny.model("qwen35-dense")
+    window = ("--override-kv", "qwen35.context_length=int:65536")
+    with live_engine(engine, model, *window, "--cache-ram", "0", env=env) as live:
+
+        def grow_on(slot: int, n: int) -> Any:
+            body = SAMPLED | {"n_predict": 20, "id_slot": slot, "prompt": [*range(20, 90 + n)]}
+            answer = live.ask("/completion", **body).receipt
+            return answer["timings"]["cache_n"], answer["content"]
+
+        grow_on(0, 0)
+        act(live, 0, "page_out", "other")
+        grow_on(1, 0)
+        held = live.slots()[1]["n_prompt_tokens"]
+        # faults are read when a change begins
+        faults.write_text(f"{step}\n")
+        live.reconfigure(n_ctx=8192)
+        action, page = step.split()[0], "new" if step == "page_out 1" else "other"
+        error = refused(act(live, 1, action, page), 500, "page_failed")
+        assert "as " in error["message"]
+        assert live.slots()[1]["n_prompt_tokens"] == held
+        assert [listed["name"] for listed in pages(live)] == ["other"]
+        n_reused, content = grow_on(1, 9)
+        assert n_reused > 60
+        assert act(live, 0, "page_in", "other").receipt["n_tokens"] == held
+        assert grow_on(0, 9) == (n_reused, content)

@@ -29,6 +29,8 @@ struct server_page final : server_page_base {
     size_t  n_bytes_spec = 0;
     int64_t t_created_us = 0;
 
+    std::string made_for; // see server_pages_live::made_for()
+
     bool parked  = false; // by a reconfigure, which places it back; its slot is kept beside it
     bool running = false; // its request has not ended
 };
@@ -42,6 +44,9 @@ struct server_pages_live {
     void on_task(server_task && task);
 
     void publish(); // the list of pages, after it has changed
+
+    // what a page is good for: the model that is loaded, its draft and the types of the KV cache, never the geometry
+    std::string made_for() const;
 
 private:
     server_context_impl & srv;
