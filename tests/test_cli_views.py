@@ -155,7 +155,7 @@ def test_slots_tell_what_they_hold_and_what_is_parked() -> None:
     assert view.text().splitlines() == [
         "slot  state                                  tokens  window",
         "0     busy                                   5053    8192",
-        "1     idle                                   0       8192",
+        "1     idle                                   -       8192",
         "1     parked as parked-1                     60      4096",
         "12    parked as parked-2, its request waits  60      4096",
     ]

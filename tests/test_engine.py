@@ -194,3 +194,39 @@ def test_a_list_that_is_none_is_broken(path: str) -> None:
         assert problem(read, {path: http(200, body)}).code == "engine_answer_broken"
     refused = {"error": {"code": 501, "message": "start it with --slots"}}
     assert "start it with --slots" in problem(read, {path: http(501, refused)}).message
+
+
+def test_calls_that_wait_keep_no_other_from_being_sent() -> None:
+    """More reads than httpx has connections for by default wait for the engine's turn."""
+    many = 101
+
+    async def scenario() -> None:
+        turn, waiting = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if b"GET /slots" in await reader.readuntil(b"\r\n\r\n"):
+                waiting.release()
+                await turn.wait()
+                writer.write(http(200, []))
+            else:
+                writer.write(http(200, PROPS))
+            await writer.drain()
+            writer.close()
+
+        with tempfile.TemporaryDirectory(prefix="llamactl-") as directory:
+            path = Path(directory) / "engine.sock"
+            identity = ProcessIdentity(pid=os.getpid(), start_ticks=1, boot_id="b")
+            process = EngineProcess(instance_id="abc", engine=identity, holder=None)
+            client = EngineClient(process, path, None)
+            async with await asyncio.start_unix_server(serve, path, backlog=many):
+                reads = [asyncio.create_task(client.slots()) for _ in range(many)]
+                try:
+                    for _ in range(many - 1):
+                        await waiting.acquire()
+                    assert (await client.props()).n_weight_loads == 1
+                finally:
+                    turn.set()
+                    await asyncio.gather(*reads, return_exceptions=True)
+                    await client.close()
+
+    asyncio.run(scenario())

@@ -216,12 +216,15 @@ class Page(EngineDocument):
 
 
 class SlotState(EngineDocument):
-    """A slot, or a parked one: that is in no slot but in `page`, and `id` is where it was."""
+    """A slot, or a parked one: that is in no slot but in `page`, and `id` is where it was.
+
+    The engine does not say how many tokens a slot holds that has had no request yet.
+    """
 
     id: int
     n_ctx: int
     is_processing: bool = False
-    n_prompt_tokens: int = 0
+    n_prompt_tokens: int | None = None
     parked: bool = False
     page: str | None = None
 

@@ -24,7 +24,7 @@ class SlotsView:
     def text(self) -> str:
         """Return the table."""
         rows = [
-            (str(slot.id), _state(slot), str(slot.n_prompt_tokens), str(slot.n_ctx))
+            (str(slot.id), _state(slot), _tokens(slot), str(slot.n_ctx))
             for slot in self.slots.slots
         ]
         return text.columns(("slot", "state", "tokens", "window"), rows)
@@ -39,6 +39,10 @@ def _state(slot: SlotState) -> str:
         waits = ", its request waits" if slot.is_processing else ""
         return f"parked as {slot.page}{waits}"
     return "busy" if slot.is_processing else "idle"
+
+
+def _tokens(slot: SlotState) -> str:
+    return "-" if slot.n_prompt_tokens is None else str(slot.n_prompt_tokens)
 
 
 def slots(ctx: typer.Context) -> None:
