@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_home import COMMAND, Home, fresh_home
 from llamactl_cli.commands import version as version_command
+from llamactl_supervisor.client import ControlClient
+from llamactl_supervisor.errors import LlamactlError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +28,14 @@ def running() -> Iterator[Home]:
     """A home with an engine that nothing is done to; it has written more than a pipe holds."""
     with fresh_home() as home:
         home.up("--fake-flood", "1000000")
+        yield home
+
+
+@pytest.fixture(scope="module")
+def paged() -> Iterator[Home]:
+    """A home with an engine that declines every page verb it is asked for."""
+    with fresh_home() as home:
+        home.up("--fake-parked")
         yield home
 
 
@@ -144,6 +154,103 @@ def test_status_tells_the_geometry_the_loads_and_the_drift(home: Home) -> None:
     assert status["uptime_s"] >= 0
     assert status["engine"]["last_reconfigure"]["pause_ms"] == 79.5
     assert home.up()["outcome"] == "already_up"
+
+
+def test_a_page_goes_out_is_listed_and_comes_back(home: Home) -> None:
+    home.up()
+    assert home.run("pages", "ls").out == "no pages\n"
+    out = home.run("pages", "out", "1", "fox")
+    assert (out.code, out.rows["page"]) == (0, "fox, out of slot 1")
+    assert out.rows["held"] == "41 tokens, 41.0 KiB, 2 checkpoints"
+    assert "reusable" not in out.rows
+    assert home.run("pages", "ls").rows == {
+        "name": "tokens  bytes     checkpoints  age         state",
+        "fox": "41      41.0 KiB  2            1 min 23 s  paged out",
+    }
+    assert home.run("slots").rows == {
+        "slot": "state  tokens  window",
+        "0": "idle   40      8192",
+        "1": "idle   0       8192",
+    }
+    back = home.run("pages", "in", "fox", "0")
+    assert (back.code, back.rows["page"]) == (0, "fox, into slot 0")
+    assert back.rows["reusable"] == "41 tokens"
+    assert home.run("slots").rows["0"] == "idle   41      8192"
+    home.run("pages", "out", "0", "fox")
+    dropped = home.run("pages", "drop", "fox")
+    assert (dropped.code, dropped.rows["page"]) == (0, "fox, dropped")
+    assert home.run("pages", "ls").out == "no pages\n"
+
+
+def test_the_json_of_pages_and_slots_is_the_engines_own(home: Home) -> None:
+    home.up("--fake-parked")
+    out = home.run("--json", "pages", "out", "1", "fox").result
+    sizes = {"n_tokens": 41, "n_bytes": 41984, "n_checkpoints": 2}
+    told = {"ms": 3.25, "something_newer": True}
+    assert out == {"id_slot": 1, "page": "fox"} | sizes | told
+    parked, fox = home.run("pages", "ls", "--json").result["pages"]
+    assert (parked["name"], parked["running"]) == ("parked-1", True)
+    told = {"age_s": 83.4, "parked": False, "running": False, "something_newer": True}
+    assert fox == {"name": "fox"} | sizes | told
+    first, _, last = home.run("slots", "--json").result["slots"]
+    assert first == {"id": 0, "n_ctx": 8192, "is_processing": False, "n_prompt_tokens": 40}
+    assert (last["page"], last["reason"], last["tokens_fit"]) == ("parked-1", "n_seq", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "said"),
+    [
+        (("in", "fox", "0"), "unknown_page", "there is no page 'fox'"),
+        (("drop", "../a b?"), "unknown_page", "there is no page '../a b?'"),
+        (("drop", "parked-1"), "request_waiting", "'parked-1' is a request that has not ended"),
+        (("out", "0", "a&page=fox"), "bad_name", "'a&page=fox' is no name of a page"),
+        (("out", "0", ""), "bad_name", "'' is no name of a page"),
+        (("out", "0", "ä/#%41\n"), "bad_name", "'ä/#%41\\n' is no name of a page"),
+        (("out", "7", "fox"), "bad_slot", "there is no slot 7"),
+    ],
+)
+def test_a_page_verb_that_is_refused_is_exit_5_with_the_engines_reason(
+    paged: Home, words: tuple[str, ...], reason: str, said: str
+) -> None:
+    ran = paged.run("pages", *words, "--json")
+    assert (ran.code, ran.error["code"], ran.error["message"]) == (5, reason, said)
+    assert ran.error["details"]["reason"] == reason
+    shown = paged.run("pages", *words)
+    assert (shown.code, shown.out) == (5, "")
+    assert f"llamactl: {said}\n" in shown.err
+    slots = paged.run("slots", "--json").result["slots"]
+    assert [slot["n_prompt_tokens"] for slot in slots] == [40, 41, 7]
+
+
+def test_a_page_verb_that_waits_for_its_slot_lets_everything_else_go_on(home: Home) -> None:
+    home.up("--fake-busy")
+    ran = home.run("pages", "out", "0", "fox", "--timeout", "0.01", "--json")
+    assert (ran.code, ran.error["code"]) == (6, "timed_out")
+    assert home.run("slots").rows["0"].startswith("busy")
+    assert home.run("status").rows["doing"].startswith("page_out the engine takes page 'fox'")
+    assert home.run("wait", "--timeout", "5").out.startswith("engine ready")
+    assert home.run("pages", "out", "1", "hare").code == 0
+    assert home.run("reconfigure", "-np", "4").code == 0  # the fake's slot is free from here on
+    with ControlClient(home.paths) as client:
+        client.wait_operation(client.operation(ran.error["details"]["operation_id"]), timeout_s=30)
+    pages = home.run("pages", "ls", "--json").result["pages"]
+    assert {page["name"] for page in pages} == {"fox", "hare"}
+
+
+def test_a_stop_ends_a_page_verb_that_waits(home: Home) -> None:
+    home.up("--fake-busy")
+    with ControlClient(home.paths) as client:
+        waits = client.page_out("fox", 0)
+        assert home.run("stop").out == "engine stopped\n"
+        with pytest.raises(LlamactlError) as caught:
+            client.wait_operation(waits, timeout_s=30)
+    assert (caught.value.code, caught.value.exit_code) == ("superseded", 5)
+    for words in (
+        *(("slots",), ("pages", "ls"), ("pages", "out", "0", "fox")),
+        *(("pages", "in", "fox", "0"), ("pages", "drop", "fox")),
+    ):
+        ran = home.run(*words, "--json")
+        assert (ran.code, ran.error["code"]) == (3, "engine_stopped")
 
 
 def test_logs_print_the_last_lines(running: Home) -> None:

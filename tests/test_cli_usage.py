@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 N_CTX_RANGE = "from 1 to 2147483647"
 N_SEQ_RANGE = "from 1 to 256"
+SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
-    *("env", "version", "build", "serve"),
+    *("env", "version", "build", "serve", "slots", "pages"),
 )
 
 
@@ -136,6 +137,11 @@ def test_what_up_cannot_use_is_a_usage_error_before_anything_is_built(
         ("logs",),
         ("logs", "-f"),
         ("wait",),
+        ("slots",),
+        ("pages", "ls"),
+        ("pages", "out", "0", "fox"),
+        ("pages", "in", "fox", "0"),
+        ("pages", "drop", "fox"),
     ],
 )
 def test_without_a_daemon_the_exit_code_is_4(home: Home, words: tuple[str, ...]) -> None:
@@ -179,6 +185,41 @@ def test_every_command_has_help(home: Home, command: str) -> None:
     assert (ran.code, ran.err) == (0, "")
     assert f"Usage: llamactl {command}" in ran.out
     assert "--json" in ran.out
+
+
+@pytest.mark.parametrize("verb", ["ls", "out", "in", "drop"])
+def test_every_page_verb_has_help(home: Home, verb: str) -> None:
+    ran = home.run("pages", verb, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"Usage: llamactl pages {verb}" in ran.out
+    assert "--json" in ran.out
+    assert f"\n  {verb} " in home.run("pages", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "Missing command"),
+        (("away",), "No such command"),
+        (("out", "0"), "Missing argument 'NAME'"),
+        (("out", "fox", "0"), SLOT_RANGE),
+        (("in", "0", "fox"), SLOT_RANGE),
+        (("in", "fox", "256"), SLOT_RANGE),
+        (("in", "fox", "1" * 5000), SLOT_RANGE),
+        (("in", "fox", "--", "-1"), SLOT_RANGE),
+        (("drop", "fox", "0"), "unexpected extra argument"),
+        (("drop", "x" * 513), "name: String should have at most 512 characters"),
+        (("drop", "\udcff"), "name: Input should be a valid string"),
+        (("drop", "fox", "--timeout", "0"), "above 0"),
+    ],
+)
+def test_a_page_verb_that_makes_no_sense_is_a_usage_error(
+    home: Home, words: tuple[str, ...], said: str
+) -> None:
+    ran = home.run("--json", "pages", *words)
+    assert ran.code == 2
+    assert said in ran.error["message"]
+    assert not home.paths.runtime.exists()
 
 
 def test_no_words_at_all_is_a_request_for_help(home: Home) -> None:

@@ -11,11 +11,21 @@ from typing import Any
 import pytest
 from llamactl_cli import text
 from llamactl_cli.commands.logs import LogLine
+from llamactl_cli.commands.pages import PagesView, PageView
+from llamactl_cli.commands.slots import SlotsView
 from llamactl_cli.commands.status import StatusView
 from llamactl_cli.session import ends_at_logout
 from llamactl_cli.views import LifecycleView, ReceiptView
 from llamactl_supervisor.config import Paths
-from llamactl_supervisor.models import Geometry, LifecycleResult, Receipt, Status
+from llamactl_supervisor.models import (
+    Geometry,
+    LifecycleResult,
+    PageReceipt,
+    Pages,
+    Receipt,
+    Slots,
+    Status,
+)
 
 NOON = datetime(2026, 10, 2, 12, 0, tzinfo=UTC).isoformat()
 SMALL = {"n_ctx": 8192, "n_seq": 2, "n_ctx_seq": 4096, "n_ctx_slot": 4096, "kv_unified": False}
@@ -103,6 +113,65 @@ def test_a_receipt_tells_of_a_parked_slot_once_and_how_it_comes_back() -> None:
     assert rows["slot 1"] == "parked whole (n_seq): holds 60 tokens, 0 fit, its request waits"
     assert "places it back" in rows["parked"]
     assert said.count("slot 1") == 1
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    said = text.columns(("a", "long name", "b"), [("wide cell", "1", "x"), ("", "2", "")])
+    assert said.splitlines() == [
+        "a          long name  b",
+        "wide cell  1          x",
+        "           2",
+    ]
+
+
+def test_pages_tell_size_age_and_who_waits() -> None:
+    sizes = {"n_tokens": 5053, "n_bytes": 115260758, "n_checkpoints": 2, "age_s": 260.2}
+    listed: list[dict[str, Any]] = [
+        {"name": "fox"} | sizes,
+        {"name": "parked-1", "n_tokens": 7, "n_bytes": 512, "parked": True, "age_s": 0.31},
+        {"name": "parked-22", "n_tokens": 7, "n_bytes": 512, "parked": True, "running": True},
+    ]
+    view = PagesView(Pages.model_validate({"pages": listed}))
+    assert view.text().splitlines() == [
+        "name       tokens  bytes      checkpoints  age         state",
+        "fox        5053    109.9 MiB  2            4 min 20 s  paged out",
+        "parked-1   7       512 B      0            0.3 s       parked",
+        "parked-22  7       512 B      0            0.0 s       parked, its request waits",
+    ]
+    assert view.data() == {"pages": listed}
+    assert PagesView(Pages(pages=())).text() == "no pages"
+    assert PagesView(Pages(pages=())).data() == {"pages": []}
+
+
+def test_slots_tell_what_they_hold_and_what_is_parked() -> None:
+    parked = {"id": 1, "n_ctx": 4096, "n_prompt_tokens": 60, "parked": True, "page": "parked-1"}
+    listed: list[dict[str, Any]] = [
+        {"id": 0, "n_ctx": 8192, "is_processing": True, "n_prompt_tokens": 5053},
+        {"id": 1, "n_ctx": 8192, "speculative": False},
+        parked,
+        parked | {"id": 12, "is_processing": True, "page": "parked-2"},
+    ]
+    view = SlotsView(Slots.model_validate({"slots": listed}))
+    assert view.text().splitlines() == [
+        "slot  state                                  tokens  window",
+        "0     busy                                   5053    8192",
+        "1     idle                                   -       8192",
+        "1     parked as parked-1                     60      4096",
+        "12    parked as parked-2, its request waits  60      4096",
+    ]
+    assert view.data() == {"slots": listed}
+
+
+def test_a_page_receipt_says_what_will_be_reused_where_a_page_went_in() -> None:
+    said = {"id_slot": 1, "page": "fox", "n_tokens": 1, "n_bytes": 2048, "n_checkpoints": 1}
+    out = PageView("out of slot 1", PageReceipt.model_validate(said | {"ms": 3.25}))
+    assert rows_of(out.text()) == {
+        "page": "fox, out of slot 1",
+        "held": "1 token, 2.0 KiB, 1 checkpoint",
+        "took": "3.2 ms",
+    }
+    back = PageView("into slot 0", PageReceipt.model_validate(said | {"n_reusable": 0}))
+    assert rows_of(back.text())["reusable"] == "0 tokens"
 
 
 def test_phases_are_sorted_and_those_of_no_length_left_out() -> None:

@@ -9,9 +9,20 @@ from uuid import UUID
 import httpx
 import pytest
 from llamactl_supervisor import control, view
+from llamactl_supervisor import events as ev
 from llamactl_supervisor.config import Paths, Settings
 from llamactl_supervisor.errors import error
-from llamactl_supervisor.models import DaemonStatus, EngineState, Problem, Status
+from llamactl_supervisor.models import (
+    DaemonStatus,
+    EngineState,
+    OperationKind,
+    Page,
+    Pages,
+    Problem,
+    Slots,
+    SlotState,
+    Status,
+)
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.snapshot import Snapshot
 
@@ -20,10 +31,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llamactl_supervisor.events import Command
-    from llamactl_supervisor.models import Operation, OperationKind
+    from llamactl_supervisor.models import Operation
 
 ENGINE = {"model": "/m.gguf", "n_ctx": 16384, "n_seq": 2, "port": 8080}
 UP = {"spec": ENGINE, "engine_path": "/e"}
+PAGE = {"name": "fox", "n_tokens": 40, "n_bytes": 9, "something_newer": 1}
+SLOT = {"id": 0, "n_ctx": 8192, "something_newer": 1}
 
 
 class FakeDaemon:
@@ -64,6 +77,16 @@ class FakeDaemon:
             loads_avoided=0,
         )
 
+    async def pages(self) -> Pages:
+        if self.refusal is not None:
+            raise self.refusal
+        return Pages(pages=(Page.model_validate(PAGE),))
+
+    async def slots(self) -> Slots:
+        if self.refusal is not None:
+            raise self.refusal
+        return Slots(slots=(SlotState.model_validate(SLOT),))
+
     def metrics(self) -> bytes:
         return b"llamactl_weight_loads_total 1.0\n"
 
@@ -96,6 +119,28 @@ def test_every_mutation_is_an_operation(daemon: FakeDaemon) -> None:
     assert names == ["up", "start", "stop", "restart", "down", "reconfigure"]
 
 
+@pytest.mark.parametrize("name", ["fox", "", "a/b", "../x", "..", "a b", "ä", "x\n", "?#&"])
+def test_a_page_verb_takes_any_name_for_the_engine_to_judge(daemon: FakeDaemon, name: str) -> None:
+    for verb, slot in (("out", {"slot": 1}), ("in", {"slot": 1}), ("drop", {})):
+        answer = call(daemon, "POST", f"/v1/pages/{verb}", json={"name": name} | slot)
+        assert (answer.status_code, answer.json()["kind"]) == (202, f"page_{verb}")
+    ids = [command.operation for command in daemon.commands]
+    assert daemon.commands == [
+        ev.Page(ids[0], OperationKind.PAGE_OUT, name, 1),
+        ev.Page(ids[1], OperationKind.PAGE_IN, name, 1),
+        ev.Page(ids[2], OperationKind.PAGE_DROP, name),
+    ]
+
+
+def test_pages_and_slots_are_what_the_engine_said(daemon: FakeDaemon) -> None:
+    assert call(daemon, "GET", "/v1/pages").json() == {"pages": [PAGE]}
+    assert call(daemon, "GET", "/v1/slots").json() == {"slots": [SLOT]}
+    daemon.refusal = error("engine_stopped", "there is no running engine")
+    for path in ("/v1/pages", "/v1/slots"):
+        answer = call(daemon, "GET", path)
+        assert (answer.status_code, answer.json()["code"]) == (409, "engine_stopped")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code", "field"),
     [
@@ -105,6 +150,12 @@ def test_every_mutation_is_an_operation(daemon: FakeDaemon) -> None:
         ("/v1/reconfigure", {"n_seq": 257}, "invalid_geometry", "n_seq"),
         ("/v1/reconfigure", {"n_cxt": 1}, "invalid_request", "n_cxt"),
         ("/v1/reconfigure", [], "invalid_request", "body"),
+        ("/v1/pages/out", {"name": "fox"}, "invalid_request", "slot"),
+        ("/v1/pages/in", {"name": "fox", "slot": -1}, "invalid_request", "slot"),
+        ("/v1/pages/out", {"name": "fox", "slot": 256}, "invalid_request", "slot"),
+        ("/v1/pages/out", {"name": "fox", "slot": "0"}, "invalid_request", "slot"),
+        ("/v1/pages/out", {"name": "x" * 513, "slot": 0}, "invalid_request", "name"),
+        ("/v1/pages/drop", {"name": "fox", "slot": 0}, "invalid_request", "slot"),
         ("/v1/up", {}, "invalid_request", "spec"),
         ("/v1/up", UP | {"spec": ENGINE | {"n_seq": 0}}, "invalid_geometry", "spec.n_seq"),
         ("/v1/up", UP | {"engine_path": "e"}, "invalid_request", "engine_path"),
@@ -135,6 +186,8 @@ def test_a_bad_body_is_named(
         ("GET", "/v1/operations/none?wait_s=3600", 400, "invalid_request"),
         ("GET", "/v1/logs?lines=-1", 400, "invalid_request"),
         ("DELETE", "/v1/up", 405, "invalid_request"),
+        ("GET", "/v1/pages/drop", 405, "invalid_request"),
+        ("POST", "/v1/pages/drop", 400, "invalid_request"),
         ("POST", "/v1/up", 400, "invalid_request"),
     ],
 )
@@ -147,9 +200,13 @@ def test_every_error_has_the_one_shape(
     assert Problem.model_validate_json(answer.content).code == code
 
 
-def test_a_body_that_is_no_json_is_named(daemon: FakeDaemon) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/reconfigure", b"{n_ctx"), ("/v1/pages/drop", b'{"name": "\\udcff"}')],
+)
+def test_a_body_that_is_no_json_is_named(daemon: FakeDaemon, path: str, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
-    answer = call(daemon, "POST", "/v1/reconfigure", content=b"{n_ctx", headers=headers)
+    answer = call(daemon, "POST", path, content=body, headers=headers)
     assert answer.status_code == 400
     assert Problem.model_validate_json(answer.content).code == "invalid_request"
 

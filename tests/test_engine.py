@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 
 import pytest
 from llamactl_supervisor import engine
+from llamactl_supervisor import events as ev
 from llamactl_supervisor.engine import EngineClient
 from llamactl_supervisor.errors import LlamactlError
 from llamactl_supervisor.events import EngineFacts, EngineProcess
-from llamactl_supervisor.models import ProcessIdentity, ReconfigureRequest
+from llamactl_supervisor.models import OperationKind, ProcessIdentity, ReconfigureRequest
 
 GEOMETRY = {"n_ctx": 16384, "n_seq": 2, "from_tomorrow": 1}
 PROPS = {"instance_id": "abc", "context_geometry": GEOMETRY, "n_weight_loads": 1, "total_slots": 2}
+PAGE = ev.Page("o", OperationKind.PAGE_OUT, "a b/ä&page=x\0", 1)
 CHANGE = ReconfigureRequest(n_ctx=131072)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -156,3 +158,75 @@ def test_a_refusal_keeps_its_reason_and_its_numbers() -> None:
 )
 def test_an_answer_that_is_neither_receipt_nor_refusal_is_broken(answer: bytes) -> None:
     assert problem(reconfigure, {"/reconfigure": answer}).code == "engine_answer_broken"
+
+
+PAGE_PATH = "/slots/1?action=page_out&page=a+b%2F%C3%A4%26page%3Dx%00"
+
+
+def page(client: EngineClient) -> Awaitable[Any]:
+    return client.page(PAGE)
+
+
+def test_a_page_name_is_quoted_and_its_receipt_kept() -> None:
+    receipt = {"id_slot": 1, "page": "x", "n_tokens": 40, "n_bytes": 9, "from_tomorrow": 1}
+    found = ask(page, {PAGE_PATH: http(200, receipt)})
+    assert (found.n_tokens, found.model_dump()["from_tomorrow"]) == (40, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("unknown_page", "unknown_page"), ("moon_phase", "page_refused")]
+)
+def test_a_page_that_is_refused_keeps_the_reason(reason: str, code: str) -> None:
+    body = {"code": 404, "type": "page_refused", "reason": reason, "message": "there is no page"}
+    found = problem(page, {PAGE_PATH: http(404, {"error": body | {"details": {"slot": 1}}})})
+    assert (found.code, found.exit_code, found.message) == (code, 5, "there is no page")
+    assert found.details == {"slot": 1, "reason": reason}
+
+
+@pytest.mark.parametrize("path", ["/pages", "/slots"])
+def test_a_list_that_is_none_is_broken(path: str) -> None:
+    def read(client: EngineClient) -> Awaitable[Any]:
+        return client.pages() if path == "/pages" else client.slots()
+
+    assert not any(ask(read, {path: http(200, [])}).model_dump().values())
+    bodies: tuple[object, ...] = (b"[", {"pages": []}, [{"name": "fox"}])
+    for body in bodies:
+        assert problem(read, {path: http(200, body)}).code == "engine_answer_broken"
+    refused = {"error": {"code": 501, "message": "start it with --slots"}}
+    assert "start it with --slots" in problem(read, {path: http(501, refused)}).message
+
+
+def test_calls_that_wait_keep_no_other_from_being_sent() -> None:
+    """More reads than httpx has connections for by default wait for the engine's turn."""
+    many = 101
+
+    async def scenario() -> None:
+        turn, waiting = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if b"GET /slots" in await reader.readuntil(b"\r\n\r\n"):
+                waiting.release()
+                await turn.wait()
+                writer.write(http(200, []))
+            else:
+                writer.write(http(200, PROPS))
+            await writer.drain()
+            writer.close()
+
+        with tempfile.TemporaryDirectory(prefix="llamactl-") as directory:
+            path = Path(directory) / "engine.sock"
+            identity = ProcessIdentity(pid=os.getpid(), start_ticks=1, boot_id="b")
+            process = EngineProcess(instance_id="abc", engine=identity, holder=None)
+            client = EngineClient(process, path, None)
+            async with await asyncio.start_unix_server(serve, path, backlog=many):
+                reads = [asyncio.create_task(client.slots()) for _ in range(many)]
+                try:
+                    for _ in range(many - 1):
+                        await waiting.acquire()
+                    assert (await client.props()).n_weight_loads == 1
+                finally:
+                    turn.set()
+                    await asyncio.gather(*reads, return_exceptions=True)
+                    await client.close()
+
+    asyncio.run(scenario())

@@ -45,6 +45,15 @@ def test_a_problem_is_a_failed_end() -> None:
     assert operations.running() is None
 
 
+def test_a_page_verb_is_shown_where_nothing_else_runs() -> None:
+    operations = Operations()
+    page = operations.create(OperationKind.PAGE_OUT, "me").id
+    assert operations.running() == operations.get(page)
+    change = operations.create(OperationKind.RECONFIGURE, "me").id
+    operations.create(OperationKind.STOP, "me")
+    assert operations.running() == operations.get(change)
+
+
 def test_the_history_is_bounded_and_forgets_the_oldest() -> None:
     operations = Operations()
     running = operations.create(OperationKind.UP, "me").id

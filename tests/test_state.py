@@ -20,13 +20,15 @@ from llamactl_supervisor.models import (
     Geometry,
     Intent,
     LifecycleResult,
+    OperationKind,
+    PageReceipt,
     Problem,
     ProcessIdentity,
     Receipt,
     ReconfigureRequest,
     UpRequest,
 )
-from llamactl_supervisor.snapshot import IDLE, SERVING, After, Snapshot
+from llamactl_supervisor.snapshot import IDLE, PAGING_MAX, SERVING, After, Snapshot
 from llamactl_supervisor.state import reduce
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ PROBLEM = Problem(code="engine_spawn_failed", message="no")
 RECORD = ExitRecord(summary="exited with status 1", at=AT, exit_code=1, last_lines=("oops",))
 FACTS = EngineFacts(Geometry(n_ctx=16384, n_seq=2), 1, None)
 CHANGE = ReconfigureRequest(n_ctx=131072, n_seq=4)
+PAGED = PageReceipt(id_slot=1, page="fox", n_tokens=40, n_bytes=9)
 EMPTY = Snapshot(seed=UUID(int=0), settings=SETTINGS)
 
 
@@ -81,6 +84,7 @@ STATES: dict[str, Snapshot] = {
     "spawning": play(EMPTY, ev.Up("up", REQUEST))[0],
     "starting": play(EMPTY, *up())[0],
     "ready": READY,
+    "paging": play(READY, ev.Page("p", OperationKind.PAGE_OUT, "fox", 1))[0],
     "reconfiguring": play(READY, ev.Reconfigure("r", CHANGE))[0],
     "stopping": play(READY, ev.Stop("s"))[0],
     "stopping while spawning": play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))[0],
@@ -97,6 +101,9 @@ EVENTS: list[ev.Event] = [
     ev.Restart("o"),
     ev.Down("o"),
     ev.Reconfigure("o", CHANGE),
+    ev.Page("o", OperationKind.PAGE_OUT, "fox", 1),
+    ev.PageEnded("p", PAGED),
+    ev.PageEnded("p", PROBLEM),
     ev.Resume(),
     ev.Found(process(1)),
     ev.Tick(),
@@ -137,11 +144,15 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
     if after.state in IDLE:
         assert after.process is None
     assert len(set(ends)) == len(ends), "an operation ended twice"
-    assert not set(ends) & set(after.waiting), "an ended operation still waits"
-    lost = set(before.waiting) - set(after.waiting) - set(ends)
-    assert not lost, "an operation was forgotten"
+    left = {*after.waiting, *after.paging}
+    assert len(left) == len(after.waiting) + len(after.paging)
+    assert not set(ends) & left, "an ended operation still waits"
+    assert not {*before.waiting, *before.paging} - left - set(ends), "an operation was forgotten"
     if isinstance(event, ev.Command):
-        assert (event.operation in ends) ^ (event.operation in after.waiting)
+        assert (event.operation in ends) ^ (event.operation in left)
+    if after.state not in SERVING:
+        assert not after.paging, "a page verb outlives the service"
+    assert len(after.paging) <= PAGING_MAX
     if after.state in {EngineState.STOPPED, EngineState.READY, EngineState.FAILED}:
         assert not after.waiting
     if after.state is EngineState.CRASHED:
@@ -201,7 +212,8 @@ def test_no_sequence_breaks_the_invariants(steps: list[tuple[int, float]]) -> No
     for number, (choice, passed_s) in enumerate(steps):
         now += passed_s
         commands = [event for event in EVENTS if isinstance(event, ev.Command)]
-        possible = [*commands, *world.facts(), *world.facts(), ev.Tick(), ev.Resume()]
+        paged = [ev.PageEnded(name, PAGED) for name in snapshot.paging]
+        possible = [*commands, *paged, *world.facts(), *world.facts(), ev.Tick(), ev.Resume()]
         event = possible[choice % len(possible)]
         if isinstance(event, ev.Command):
             event = replace(event, operation=f"o{number}")
@@ -337,6 +349,63 @@ def test_a_reconfigure_out_of_turn_says_why(state: str, code: str) -> None:
     _, effects = play(STATES[state], ev.Reconfigure("r", CHANGE))
     assert isinstance(effects[0], ev.Reject)
     assert effects[0].problem.code == code
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("stopped", "engine_stopped"),
+        ("crashed", "engine_stopped"),
+        ("failed", "engine_stopped"),
+        ("stopping", "engine_stopped"),
+        ("restarting", "engine_stopped"),
+        ("starting", "operation_in_progress"),
+        ("going down", "shutting_down"),
+    ],
+)
+def test_a_page_verb_out_of_turn_says_why(state: str, code: str) -> None:
+    _, effects = play(STATES[state], ev.Page("p", OperationKind.PAGE_DROP, "fox"))
+    assert isinstance(effects[0], ev.Reject)
+    assert effects[0].problem.code == code
+
+
+def test_a_page_verb_and_a_reconfigure_do_not_wait_for_each_other() -> None:
+    command = ev.Page("q", OperationKind.PAGE_IN, "fox", 0)
+    changing, effects = play(STATES["paging"], ev.Reconfigure("r", CHANGE), command)
+    assert changing.state is EngineState.RECONFIGURING
+    assert effects == (
+        ev.SendReconfigure(1, process(1), "r", CHANGE),
+        ev.SendPage(process(1), command),
+    )
+    changed, ends = play(
+        changing, ev.PageEnded("q", PAGED), ev.Reconfigured(1, CHANGE, receipt(), "me", AT)
+    )
+    assert [end.operation for end in ends if isinstance(end, ev.Finish)] == ["q", "r"]
+    assert (changed.state, changed.paging) == (EngineState.READY, ("p",))
+
+
+def test_no_more_page_verbs_wait_than_the_engine_has_threads_for() -> None:
+    verbs = [ev.Page(f"p{n}", OperationKind.PAGE_OUT, "fox", 0) for n in range(PAGING_MAX + 1)]
+    snapshot, effects = play(READY, *verbs)
+    assert snapshot.paging == tuple(verb.operation for verb in verbs[:-1])
+    assert isinstance(effects[-1], ev.Reject)
+    assert effects[-1].problem.code == "operation_in_progress"
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        (ev.Stop("s"), "superseded"),
+        (ev.Restart("s"), "superseded"),
+        (ev.Down("s"), "superseded"),
+        (ev.Exited(1, RECORD, 0.5), "engine_exited"),
+    ],
+)
+def test_a_page_verb_ends_with_the_service_and_once(event: ev.Event, code: str) -> None:
+    snapshot, effects = play(STATES["paging"], event)
+    (failed,) = (effect for effect in effects if isinstance(effect, ev.Fail))
+    assert (failed.operation, failed.problem.code) == ("p", code)
+    assert play(snapshot, ev.PageEnded("p", PAGED)) == (snapshot, ())
 
 
 def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:

@@ -11,8 +11,10 @@ from llamactl_cli.commands.down import down
 from llamactl_cli.commands.env import env
 from llamactl_cli.commands.lifecycle import restart, start, stop
 from llamactl_cli.commands.logs import logs
+from llamactl_cli.commands.pages import drop, in_, ls, out
 from llamactl_cli.commands.reconfigure import reconfigure
 from llamactl_cli.commands.serve import serve
+from llamactl_cli.commands.slots import slots
 from llamactl_cli.commands.status import status
 from llamactl_cli.commands.up import up
 from llamactl_cli.commands.version import version
@@ -43,6 +45,12 @@ def llamactl(
 
 
 for command in (
-    up, down, status, reconfigure, logs, start, stop, restart, wait, env, version, build, serve,
+    up, down, status, reconfigure, slots, logs, start, stop, restart, wait, env, version, build,
+    serve,
 ):  # fmt: skip
     app.command(command.__name__, epilog=JSON_NOTE)(command)
+
+pages = typer.Typer(rich_markup_mode=None, help="Take conversations out of their slots and back.")
+for verb in (ls, out, in_, drop):
+    pages.command(verb.__name__.rstrip("_"), epilog=JSON_NOTE)(verb)
+app.add_typer(pages, name="pages", epilog=JSON_NOTE)

@@ -37,6 +37,13 @@ def slots(text: str) -> int:
     return _whole(text, "a number of slots", 1, N_SEQ_MAX)
 
 
+def slot(text: str) -> int:
+    """Return the number of a slot."""
+    from llamactl_supervisor.models import N_SEQ_MAX
+
+    return _whole(text, "the number of a slot", 0, N_SEQ_MAX - 1)
+
+
 def port(text: str) -> int:
     """Return a TCP port."""
     from llamactl_supervisor.models import PORT_MAX
@@ -97,6 +104,12 @@ NCtx = Annotated[
 NSeq = Annotated[
     int | None,
     typer.Option("--n-seq", "-np", parser=slots, metavar="SLOTS", help="Slots, 1 to 256."),
+]
+Slot = Annotated[
+    int, typer.Argument(parser=slot, metavar="SLOT", help="The slot's number, from 0.")
+]
+PageName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The page's name: letters, digits, `.`, `_`, `-`.")
 ]
 PerSlot = Annotated[
     int | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from llamactl_supervisor.models import Geometry
 
@@ -18,6 +18,13 @@ def table(rows: Iterable[tuple[str, str | None]]) -> str:
     shown = [(name, value) for name, value in rows if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     return "\n".join(f"{name:<{width}}{COLUMN_GAP}{value}" for name, value in shown)
+
+
+def columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a line of names and one line per row, each column as wide as its widest cell."""
+    lines = [names, *rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(COLUMN_GAP.join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def count(number: int, noun: str) -> str:

@@ -24,10 +24,15 @@ from pydantic import ValidationError
 from llamactl_supervisor.config import Paths, make_private_dir
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 from llamactl_supervisor.models import (
+    ENGINE_READ_S,
     Operation,
     OperationState,
+    PageDropRequest,
+    PageRequest,
+    Pages,
     Problem,
     ReconfigureRequest,
+    Slots,
     Status,
     UpRequest,
     Wire,
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
     from llamactl_supervisor.errors import LlamactlError
 
 ANSWER_S = 10.0
-"""How long the daemon may take to answer; it never makes a caller wait for an engine."""
+"""How long the daemon may take to answer where it does not have to ask the engine."""
 LONG_POLL_S = 25.0
 """How long one question for an operation's end stays open."""
 START_S = 30.0
@@ -125,6 +130,33 @@ class ControlClient:
         request = ReconfigureRequest.parse(given)
         body = request.model_dump(mode="json", exclude_none=True)
         return self._call(Operation, "POST", "/v1/reconfigure", body=body)
+
+    def page_out(self, name: str, slot: int) -> Operation:
+        """Take the slot's conversation out into host memory, as page `name`.
+
+        It waits while the slot is busy. The operation's result is the engine's `PageReceipt`;
+        a refusal ends it with the engine's reason as code (`bad_name`, `empty_slot`, ...).
+        """
+        return self._page("out", PageRequest.parse({"name": name, "slot": slot}))
+
+    def page_in(self, name: str, slot: int) -> Operation:
+        """Put page `name` into the slot, in place of what it holds; the page is gone then."""
+        return self._page("in", PageRequest.parse({"name": name, "slot": slot}))
+
+    def page_drop(self, name: str) -> Operation:
+        """Free page `name`."""
+        return self._page("drop", PageDropRequest.parse({"name": name}))
+
+    def pages(self) -> Pages:
+        """Return the engine's pages. Raises `engine_stopped` without an engine."""
+        return self._call(Pages, "GET", "/v1/pages", timeout_s=ENGINE_READ_S + ANSWER_S)
+
+    def slots(self) -> Slots:
+        """Return the engine's slots; a sleeping engine is woken and loads its weights."""
+        return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
+
+    def _page(self, verb: str, request: PageDropRequest) -> Operation:
+        return self._call(Operation, "POST", f"/v1/pages/{verb}", body=request.model_dump())
 
     def operation(self, operation_id: str, *, wait_s: float = 0.0) -> Operation:
         """Return the operation, at its end or after `wait_s` seconds at the latest."""

@@ -15,7 +15,17 @@ from llamactl_supervisor.models import (
     Problem,
 )
 from llamactl_supervisor.plan import Conflict, plan
-from llamactl_supervisor.snapshot import IDLE, SERVING, After, Snapshot, Step, rest, spawn, stop
+from llamactl_supervisor.snapshot import (
+    IDLE,
+    PAGING_MAX,
+    SERVING,
+    After,
+    Snapshot,
+    Step,
+    rest,
+    spawn,
+    stop,
+)
 
 if TYPE_CHECKING:
     from llamactl_supervisor.events import Command
@@ -42,6 +52,19 @@ def obey(snapshot: Snapshot, command: Command, now: float) -> Step:
             return after, (*effects, ev.Exit()) if after.state in IDLE else effects
         case ev.Reconfigure():
             return _reconfigure(snapshot, command)
+        case ev.Page():
+            return _page(snapshot, command)
+
+
+def not_serving(snapshot: Snapshot) -> Problem | None:
+    """Return why nothing can be asked of the engine now, or None if it can."""
+    if snapshot.state in SERVING and snapshot.process is not None:
+        return None
+    if snapshot.state is EngineState.STARTING:
+        hint = "wait for it: `llamactl wait --ready`"
+        return Problem(code=Code.OPERATION_IN_PROGRESS, message="the engine is starting", hint=hint)
+    message = f"there is no running engine to ask: it is {snapshot.state}"
+    return Problem(code=Code.ENGINE_STOPPED, message=message, hint="use `llamactl start`")
 
 
 def _up(snapshot: Snapshot, command: ev.Up, now: float) -> Step:
@@ -127,6 +150,18 @@ def _reconfigure(snapshot: Snapshot, command: ev.Reconfigure) -> Step:
         return _busy(snapshot, command, f"the engine is {snapshot.state}")
     message = f"there is no running engine to reconfigure: it is {snapshot.state}"
     return _reject(snapshot, command, Code.ENGINE_STOPPED, message, "use `llamactl start`")
+
+
+def _page(snapshot: Snapshot, command: ev.Page) -> Step:
+    if (problem := not_serving(snapshot)) is not None:
+        return snapshot, (ev.Reject(command.operation, problem),)
+    assert snapshot.process is not None
+    if len(snapshot.paging) >= PAGING_MAX:
+        why = f"{PAGING_MAX} page verbs wait for their slots"
+        hint = "wait for one of them; the engine takes no more at once"
+        return _reject(snapshot, command, Code.OPERATION_IN_PROGRESS, why, hint)
+    paging = (*snapshot.paging, command.operation)
+    return replace(snapshot, paging=paging), (ev.SendPage(snapshot.process, command),)
 
 
 def _busy(snapshot: Snapshot, command: Command, why: str) -> Step:

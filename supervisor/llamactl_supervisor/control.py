@@ -15,8 +15,12 @@ from llamactl_supervisor.fields import validation_error
 from llamactl_supervisor.models import (
     Operation,
     OperationKind,
+    PageDropRequest,
+    PageRequest,
+    Pages,
     Problem,
     ReconfigureRequest,
+    Slots,
     Status,
     UpRequest,
 )
@@ -50,6 +54,12 @@ class Supervisor(Protocol):
     def status(self) -> Status:
         """Return everything that is known."""
 
+    async def pages(self) -> Pages:
+        """Return the engine's pages, or raise why it cannot be asked."""
+
+    async def slots(self) -> Slots:
+        """Return the engine's slots, or raise why it cannot be asked."""
+
     def metrics(self) -> bytes:
         """Return the metrics text."""
 
@@ -62,6 +72,7 @@ def create_app(daemon: Supervisor, version: str) -> FastAPI:
     app = FastAPI(title="llamactl", version=version, docs_url=None, redoc_url=None)
     _errors(app)
     _mutations(app, daemon)
+    _pages(app, daemon)
     _reads(app, daemon)
     return app
 
@@ -99,6 +110,41 @@ def _mutations(app: FastAPI, daemon: Supervisor) -> None:
         """Change the live geometry; the operation's result is the engine's receipt."""
         kind = OperationKind.RECONFIGURE
         return await daemon.submit(kind, _who(request), lambda op: ev.Reconfigure(op, body))
+
+
+def _pages(app: FastAPI, daemon: Supervisor) -> None:
+    """What only the engine knows or does: not the daemon's state, and in the engine's order."""
+    accepted: dict[str, Any] = {"status_code": 202, "responses": _PROBLEMS}
+
+    async def submit(kind: OperationKind, request: Request, name: str, slot: int = 0) -> Operation:
+        return await daemon.submit(kind, _who(request), lambda op: ev.Page(op, kind, name, slot))
+
+    # The name is in the body: a path loses `..` and line ends on its way, and names another page.
+    @app.post("/v1/pages/out", **accepted)
+    async def page_out(body: PageRequest, request: Request) -> Operation:
+        """Take the slot's conversation out into host memory; waits until the slot is free."""
+        return await submit(OperationKind.PAGE_OUT, request, body.name, body.slot)
+
+    @app.post("/v1/pages/in", **accepted)
+    async def page_in(body: PageRequest, request: Request) -> Operation:
+        """Put the page into the slot, in place of what it holds; waits until the slot is free."""
+        return await submit(OperationKind.PAGE_IN, request, body.name, body.slot)
+
+    @app.post("/v1/pages/drop", **accepted)
+    async def page_drop(body: PageDropRequest, request: Request) -> Operation:
+        """Free the page."""
+        return await submit(OperationKind.PAGE_DROP, request, body.name)
+
+    # As the engine gave them: nothing is added that it did not say.
+    @app.get("/v1/pages", responses=_PROBLEMS, response_model_exclude_unset=True)
+    async def pages() -> Pages:
+        """The pages, parked conversations among them. A sleeping engine sleeps on."""
+        return await daemon.pages()
+
+    @app.get("/v1/slots", responses=_PROBLEMS, response_model_exclude_unset=True)
+    async def slots() -> Slots:
+        """The slots, then the parked ones. Wakes a sleeping engine, which loads its weights."""
+        return await daemon.slots()
 
 
 def _reads(app: FastAPI, daemon: Supervisor) -> None:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from llamactl_supervisor import events as ev
 from llamactl_supervisor import listener, logs, store, view
+from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, LlamactlError, error
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from llamactl_supervisor.config import Paths, Settings
-    from llamactl_supervisor.models import Operation, Status
+    from llamactl_supervisor.engine import EngineClient
+    from llamactl_supervisor.models import Operation, Pages, Slots, Status
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -181,6 +183,10 @@ class Daemon:
                 self._effects.signal(effect)
             case ev.SendReconfigure():
                 self._start(self._effects.reconfigure(effect, self._by(effect.operation)))
+            case ev.SendPage():
+                waits = f"the engine takes page {effect.command.name!r} in its turn"
+                self._operations.progress(effect.command.operation, waits)
+                self._start(self._effects.page(effect))
             case ev.RecordLoad():
                 self._start(self._records.load(effect))
             case ev.RecordAvoided():
@@ -248,6 +254,21 @@ class Daemon:
             weight_loads=self._records.totals.weight_loads,
             loads_avoided=self._records.totals.loads_avoided,
         )
+
+    async def pages(self) -> Pages:
+        """Return the engine's pages; raises why it cannot be asked."""
+        return await self._engine().pages()
+
+    async def slots(self) -> Slots:
+        """Return the engine's slots; raises why it cannot be asked."""
+        return await self._engine().slots()
+
+    def _engine(self) -> EngineClient:
+        problem, process = not_serving(self._snapshot), self._snapshot.process
+        if problem is not None:
+            raise problem.to_error()
+        assert process is not None
+        return self._effects.client(process)
 
     def metrics(self) -> bytes:
         """Return the metrics text."""

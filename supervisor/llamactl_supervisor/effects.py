@@ -1,4 +1,4 @@
-"""What is done to the engine: start it, watch it, signal it, reconfigure it; each posts what came.
+"""What is done to the engine: start, watch, signal, reconfigure, page; each posts what came.
 
 Nothing here decides anything. Every method that takes time runs as a task of the daemon and ends
 in an event that carries its generation.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.events import EngineFacts, EngineProcess, Event
-    from llamactl_supervisor.models import EngineRequest, Receipt
+    from llamactl_supervisor.models import EngineRequest, PageReceipt, Receipt
     from llamactl_supervisor.store import Saved
 
 log = logging.getLogger("llamactl.effects")
@@ -205,6 +205,22 @@ class Effects:
             at = datetime.now(UTC)
             done = ev.Reconfigured(effect.generation, effect.change, receipt, by, at)
             self._post(done)
+
+    async def page(self, effect: ev.SendPage) -> None:
+        """Ask the engine for a page verb and post its answer, or why there is none."""
+        outcome: PageReceipt | Problem
+        try:
+            outcome = await self.client(effect.process).page(effect.command)
+        except LlamactlError as exc:
+            outcome = Problem.of(exc)
+        self._post(ev.PageEnded(effect.command.operation, outcome))
+
+    def client(self, engine: EngineProcess) -> EngineClient:
+        """Return who talks to this engine; raises `engine_unreachable` once it is gone."""
+        client = self._clients.get(engine.instance_id)
+        if client is None:
+            raise error(Code.ENGINE_UNREACHABLE, f"the engine is gone (pid {engine.engine.pid})")
+        return client
 
     async def _reconfigure(self, effect: ev.SendReconfigure) -> Receipt:
         client = self._clients[effect.process.instance_id]

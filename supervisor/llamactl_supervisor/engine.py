@@ -1,4 +1,4 @@
-"""The engine over its private socket: its health, its properties, and its reconfigure."""
+"""The engine over its private socket: its health, its properties, its reconfigure, its pages."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ import struct
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
-from llamactl_supervisor.models import Geometry, Receipt
+from llamactl_supervisor.models import (
+    ENGINE_READ_S,
+    Geometry,
+    Page,
+    PageReceipt,
+    Pages,
+    Receipt,
+    Slots,
+    SlotState,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from llamactl_supervisor import events as ev
     from llamactl_supervisor.events import EngineProcess
     from llamactl_supervisor.models import ReconfigureRequest
 
@@ -46,7 +57,10 @@ class _Refused(_Document):
     error: _Refusal
 
 
-_Shape = TypeVar("_Shape", bound=BaseModel)
+_Shape = TypeVar("_Shape")
+
+_PAGES = TypeAdapter(tuple[Page, ...])
+_SLOTS = TypeAdapter(tuple[SlotState, ...])
 
 
 class EngineClient:
@@ -57,7 +71,11 @@ class EngineClient:
         self._path = path
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(path)),
+            # As many connections as there are calls: one that waits for its slot, or for the
+            # engine's turn, keeps no other from being sent.
+            transport=httpx.AsyncHTTPTransport(
+                uds=str(path), limits=httpx.Limits(max_connections=None)
+            ),
             base_url="http://engine",
             headers=headers,
             timeout=PROBE_S,
@@ -86,7 +104,7 @@ class EngineClient:
     async def props(self) -> EngineFacts:
         """Return the live geometry and the weight loads. Disturbs nothing, wakes nothing."""
         status, body = await self._ask("GET", "/props", timeout_s=PROBE_S)
-        props = self._read(_Props, "/props", status, body)
+        props = self._read(_Props.model_validate_json, "/props", status, body)
         if props.instance_id != self.process.instance_id:
             raise error(
                 Code.ENGINE_UNPROVEN,
@@ -103,26 +121,46 @@ class EngineClient:
         wanted = change.model_dump(mode="json", exclude_none=True)
         status, body = await self._ask("POST", "/reconfigure", timeout_s=None, json=wanted)
         if status == httpx.codes.OK:
-            return self._read(Receipt, "/reconfigure", status, body)
-        try:
-            refusal = _Refused.model_validate_json(body).error
-        except ValidationError:
-            raise self._broken("/reconfigure", status, body) from None
-        known = refusal.reason in Code.__members__.values()
-        raise error(
-            refusal.reason if known else Code.RECONFIGURE_REFUSED,
-            refusal.message,
-            details=refusal.details | {"reason": refusal.reason},
-        )
+            return self._read(Receipt.model_validate_json, "/reconfigure", status, body)
+        raise self._declined(Code.RECONFIGURE_REFUSED, "/reconfigure", status, body)
+
+    async def page(self, command: ev.Page) -> PageReceipt:
+        """Take a page out of a slot, into one, or drop it; waits as long as the slot is busy.
+
+        Wakes a sleeping engine. Raises the engine's own reason as code when it declines.
+        """
+        path = f"/slots/{command.slot}"
+        query = {"action": command.kind.value, "page": command.name}
+        status, body = await self._ask("POST", path, timeout_s=None, query=query)
+        if status == httpx.codes.OK:
+            return self._read(PageReceipt.model_validate_json, path, status, body)
+        raise self._declined(Code.PAGE_REFUSED, path, status, body)
+
+    async def pages(self) -> Pages:
+        """Return the pages. Wakes nothing."""
+        status, body = await self._ask("GET", "/pages", timeout_s=ENGINE_READ_S)
+        return Pages(pages=self._read(_PAGES.validate_json, "/pages", status, body))
+
+    async def slots(self) -> Slots:
+        """Return the slots and the parked ones. Wakes a sleeping engine."""
+        status, body = await self._ask("GET", "/slots", timeout_s=ENGINE_READ_S)
+        return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
 
     async def _ask(
-        self, method: str, path: str, *, timeout_s: float | None, json: object = None
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout_s: float | None,
+        json: object = None,
+        query: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
         """Return status and body. Raises `engine_unreachable` without an answer in time."""
         body = bytearray()
         try:
             timeout = httpx.Timeout(PROBE_S, read=timeout_s)
-            async with self._http.stream(method, path, json=json, timeout=timeout) as answer:
+            request = self._http.stream(method, path, params=query, json=json, timeout=timeout)
+            async with request as answer:
                 self._prove(answer)
                 async for chunk in answer.aiter_bytes():
                     body += chunk
@@ -153,9 +191,24 @@ class EngineClient:
                 f"(pid {self.process.engine.pid})",
             )
 
-    def _read(self, shape: type[_Shape], path: str, status: int, body: bytes) -> _Shape:
+    def _declined(self, otherwise: Code, path: str, status: int, body: bytes) -> LlamactlError:
+        """Return the engine's reason as an error; `otherwise` is the code for an unknown one."""
         try:
-            return shape.model_validate_json(body)
+            refusal = _Refused.model_validate_json(body).error
+        except ValidationError:
+            return self._broken(path, status, body)
+        known = refusal.reason in Code.__members__.values()
+        return error(
+            refusal.reason if known else otherwise,
+            refusal.message,
+            details=refusal.details | {"reason": refusal.reason},
+        )
+
+    def _read(
+        self, parse: Callable[[bytes], _Shape], path: str, status: int, body: bytes
+    ) -> _Shape:
+        try:
+            return parse(body)
         except ValidationError as exc:
             raise self._broken(path, status, body) from exc
 

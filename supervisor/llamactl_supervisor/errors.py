@@ -67,6 +67,18 @@ class Code(StrEnum):
     CONTEXT_BUILD_FAILED = "context_build_failed"
     RECONFIGURE_REFUSED = "reconfigure_refused"
 
+    # The engine's own reasons for declining a page verb, passed on verbatim; media_held is above.
+    BAD_NAME = "bad_name"
+    BAD_SLOT = "bad_slot"
+    EMPTY_SLOT = "empty_slot"
+    UNKNOWN_PAGE = "unknown_page"
+    PAGE_CEILING = "page_ceiling"
+    TOO_LARGE = "too_large"
+    PAGE_MISMATCH = "page_mismatch"
+    REQUEST_WAITING = "request_waiting"
+    PAGE_FAILED = "page_failed"
+    PAGE_REFUSED = "page_refused"
+
     TIMED_OUT = "timed_out"
     START_STALLED = "start_stalled"
 
@@ -170,6 +182,16 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.PAGE_OUT_FAILED: RefusedError,
     Code.CONTEXT_BUILD_FAILED: RefusedError,
     Code.RECONFIGURE_REFUSED: RefusedError,
+    Code.BAD_NAME: RefusedError,
+    Code.BAD_SLOT: RefusedError,
+    Code.EMPTY_SLOT: RefusedError,
+    Code.UNKNOWN_PAGE: RefusedError,
+    Code.PAGE_CEILING: RefusedError,
+    Code.TOO_LARGE: RefusedError,
+    Code.PAGE_MISMATCH: RefusedError,
+    Code.REQUEST_WAITING: RefusedError,
+    Code.PAGE_FAILED: RefusedError,
+    Code.PAGE_REFUSED: RefusedError,
     Code.TIMED_OUT: TimedOutError,
     Code.START_STALLED: TimedOutError,
     Code.DAEMON_START_FAILED: FailedError,
@@ -188,6 +210,12 @@ _STATUSES: dict[Code, int] = {
     Code.INVALID_GEOMETRY: 400,
     Code.PAGE_OUT_FAILED: 500,
     Code.CONTEXT_BUILD_FAILED: 503,
+    Code.BAD_NAME: 400,
+    Code.BAD_SLOT: 400,
+    Code.EMPTY_SLOT: 400,
+    Code.UNKNOWN_PAGE: 404,
+    Code.PAGE_CEILING: 503,
+    Code.PAGE_FAILED: 500,
     Code.SHUTTING_DOWN: 503,
     Code.NOT_FOUND: 404,
 }

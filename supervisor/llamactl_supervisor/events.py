@@ -14,7 +14,9 @@ from llamactl_supervisor.models import (
     ExitRecord,
     Geometry,
     LifecycleResult,
+    OperationKind,
     Override,
+    PageReceipt,
     Problem,
     ProcessIdentity,
     Receipt,
@@ -107,6 +109,16 @@ class Reconfigure:
     change: ReconfigureRequest
 
 
+@dataclass(frozen=True)
+class Page:
+    """Take a conversation out of a slot or into one, or drop it. `kind` is one of PAGE_KINDS."""
+
+    operation: str
+    kind: OperationKind
+    name: str
+    slot: int = 0
+
+
 # --- facts ---------------------------------------------------------------------------------------
 
 
@@ -190,15 +202,23 @@ class ReconfigureFailed:
 
 
 @dataclass(frozen=True)
+class PageEnded:
+    """The engine answered a page verb, declined it, or gave no answer that counts."""
+
+    operation: str
+    outcome: PageReceipt | Problem
+
+
+@dataclass(frozen=True)
 class Tick:
     """The snapshot's deadline may have passed."""
 
 
-Command = Up | Start | Stop | Restart | Down | Reconfigure
+Command = Up | Start | Stop | Restart | Down | Reconfigure | Page
 StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
 RunningFact = Exited | Reconfigured | ReconfigureFailed
 ProcessFact = StartingFact | RunningFact
-Event = Command | ProcessFact | Resume | Found | Tick
+Event = Command | ProcessFact | PageEnded | Resume | Found | Tick
 
 
 # --- effects -------------------------------------------------------------------------------------
@@ -241,11 +261,19 @@ class SendReconfigure:
 
 
 @dataclass(frozen=True)
+class SendPage:
+    """Ask the engine for a page verb; it may wait until the slot is free."""
+
+    process: EngineProcess
+    command: Page
+
+
+@dataclass(frozen=True)
 class Finish:
     """The operation succeeded."""
 
     operation: str
-    result: LifecycleResult | Receipt
+    result: LifecycleResult | Receipt | PageReceipt
 
 
 @dataclass(frozen=True)
@@ -292,6 +320,7 @@ Effect = (
     | Watch
     | Signal
     | SendReconfigure
+    | SendPage
     | Finish
     | Fail
     | Reject

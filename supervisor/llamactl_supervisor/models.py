@@ -19,6 +19,7 @@ from llamactl_supervisor.fields import DEFAULT_N_SEQ as DEFAULT_N_SEQ
 from llamactl_supervisor.fields import DEFAULT_PORT as DEFAULT_PORT
 from llamactl_supervisor.fields import N_CTX_MAX as N_CTX_MAX
 from llamactl_supervisor.fields import N_SEQ_MAX as N_SEQ_MAX
+from llamactl_supervisor.fields import PAGE_NAME_MAX as PAGE_NAME_MAX
 from llamactl_supervisor.fields import PORT_MAX as PORT_MAX
 from llamactl_supervisor.fields import (
     AbsolutePath,
@@ -26,7 +27,9 @@ from llamactl_supervisor.fields import (
     Host,
     NCtx,
     NSeq,
+    PageName,
     Port,
+    Slot,
     validation_error,
 )
 
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llamactl_supervisor.errors import LlamactlError
+
+
+ENGINE_READ_S = 120.0
+"""How long a read may take that the engine answers in its turn: it may have to load its weights."""
 
 
 class Wire(BaseModel):
@@ -172,6 +179,68 @@ class Receipt(EngineDocument):
     bytes_needed: dict[str, int] = {}
 
 
+class PageDropRequest(Wire):
+    """The page that is freed. What a name is, the engine says."""
+
+    name: PageName
+
+
+class PageRequest(PageDropRequest):
+    """The page, and the slot that it comes out of or goes into."""
+
+    slot: Slot
+
+
+class PageReceipt(EngineDocument):
+    """The engine's own account of one page verb; `n_reusable` only where a page went in."""
+
+    id_slot: int
+    page: str
+    n_tokens: int
+    n_bytes: int
+    n_checkpoints: int = 0
+    n_reusable: int | None = None
+    ms: float = 0.0
+
+
+class Page(EngineDocument):
+    """A conversation in host memory. `running`: a request waits for it to be placed back."""
+
+    name: str
+    n_tokens: int
+    n_bytes: int
+    n_checkpoints: int = 0
+    age_s: float = 0.0
+    parked: bool = False
+    running: bool = False
+
+
+class SlotState(EngineDocument):
+    """A slot, or a parked one: that is in no slot but in `page`, and `id` is where it was.
+
+    The engine does not say how many tokens a slot holds that has had no request yet.
+    """
+
+    id: int
+    n_ctx: int
+    is_processing: bool = False
+    n_prompt_tokens: int | None = None
+    parked: bool = False
+    page: str | None = None
+
+
+class Pages(Wire):
+    """The engine's pages."""
+
+    pages: tuple[Page, ...]
+
+
+class Slots(Wire):
+    """The engine's slots, then the parked ones."""
+
+    slots: tuple[SlotState, ...]
+
+
 class ProcessIdentity(Wire):
     """A process for certain: its pid can be reused, its pid at that tick of that boot cannot."""
 
@@ -222,7 +291,7 @@ class LifecycleResult(Wire):
 
 
 class OperationKind(StrEnum):
-    """The mutations; one at a time."""
+    """The mutations. Those of the engine's life or geometry: one at a time; see `PAGE_KINDS`."""
 
     UP = "up"
     START = "start"
@@ -230,6 +299,13 @@ class OperationKind(StrEnum):
     RESTART = "restart"
     DOWN = "down"
     RECONFIGURE = "reconfigure"
+    PAGE_OUT = "page_out"
+    PAGE_IN = "page_in"
+    PAGE_DROP = "page_drop"
+
+
+PAGE_KINDS = frozenset([OperationKind.PAGE_OUT, OperationKind.PAGE_IN, OperationKind.PAGE_DROP])
+"""Run beside each other and beside a reconfigure: the engine puts them in order."""
 
 
 class OperationState(StrEnum):
@@ -250,7 +326,7 @@ class Operation(Wire):
     requested_by: str
     requested_at: datetime
     finished_at: datetime | None = None
-    result: LifecycleResult | Receipt | None = None
+    result: LifecycleResult | Receipt | PageReceipt | None = None
     error: Problem | None = None
 
 
@@ -286,7 +362,10 @@ class Stranger(Wire):
 
 
 class Status(Wire):
-    """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY."""
+    """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY.
+
+    `operation` is the oldest that runs; a page verb only where nothing else does.
+    """
 
     state: EngineState
     intent: Intent

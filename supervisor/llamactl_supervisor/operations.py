@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor.errors import Code, error
-from llamactl_supervisor.models import Operation, OperationKind, OperationState, Problem
+from llamactl_supervisor.models import (
+    PAGE_KINDS,
+    Operation,
+    OperationKind,
+    OperationState,
+    Problem,
+)
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.models import LifecycleResult, Receipt
+    from llamactl_supervisor.models import LifecycleResult, PageReceipt, Receipt
 
 HISTORY_MAX = 200
 """Ended operations that are remembered."""
@@ -57,18 +63,18 @@ class Operations:
         return entry.operation
 
     def running(self) -> Operation | None:
-        """Return the oldest operation that has not ended."""
-        for entry in self._entries.values():
-            if not entry.ended.is_set():
-                return entry.operation
-        return None
+        """Return the oldest operation that has not ended; a page verb only if all others have."""
+        left = [entry.operation for entry in self._entries.values() if not entry.ended.is_set()]
+        return min(left, key=lambda operation: operation.kind in PAGE_KINDS, default=None)
 
     def progress(self, name: str, text: str) -> None:
         """Say where a running operation is."""
         entry = self._entries[name]
         entry.operation = entry.operation.model_copy(update={"progress": text})
 
-    def end(self, name: str, outcome: LifecycleResult | Receipt | Problem) -> Operation:
+    def end(
+        self, name: str, outcome: LifecycleResult | Receipt | PageReceipt | Problem
+    ) -> Operation:
         """Record the result or the problem, wake who waits for it, and return the operation."""
         entry = self._entries[name]
         failed = isinstance(outcome, Problem)

@@ -30,6 +30,10 @@ SERVING = frozenset({EngineState.READY, EngineState.RECONFIGURING})
 """States in which the engine answers requests."""
 
 
+PAGING_MAX = 4
+"""Most page verbs at once: each that waits holds one of the engine's HTTP threads, slots + 4."""
+
+
 class After(Enum):
     """What follows STOPPING."""
 
@@ -42,7 +46,8 @@ class After(Enum):
 class Snapshot:
     """Everything the daemon knows about its engine. `deadline` is on the monotonic clock.
 
-    `waiting` holds the operations that end with the present transition; `deadline` is the end of
+    `waiting` holds the operations that end with the present transition, `paging` those that the
+    engine ends by its answer while it serves; `deadline` is the end of
     patience in STARTING, the KILL in STOPPING, the retry in CRASHED, and in READY the moment from
     which earlier crashes are forgiven.
     """
@@ -59,6 +64,7 @@ class Snapshot:
     after: After = After.REST
     closing: bool = False
     waiting: tuple[str, ...] = ()
+    paging: tuple[str, ...] = ()
     crashes: int = 0
     deadline: float | None = None
     cause: ev.LoadCause = ev.LoadCause.UP

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from llamactl_supervisor.events import (
         Event,
         Found,
+        PageEnded,
         Resume,
         RunningFact,
         StartingFact,
@@ -57,6 +58,13 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     `now` is on the monotonic clock. A fact about another generation than the present one, or
     about a process that has ended, changes nothing.
     """
+    after, effects = _reduce(snapshot, event, now)
+    if after.paging and after.state not in SERVING:
+        return _superseded(after, effects)
+    return after, effects
+
+
+def _reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     if isinstance(event, ev.Command):
         return obey(snapshot, event, now)
     if isinstance(event, ev.ProcessFact):
@@ -68,8 +76,26 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     return _at_large(snapshot, event, now)
 
 
-def _at_large(snapshot: Snapshot, event: Resume | Found | Tick, now: float) -> Step:
+def _superseded(snapshot: Snapshot, effects: tuple[ev.Effect, ...]) -> Step:
+    """The engine serves no more: its page verbs end here, whatever it still answers.
+
+    Nothing hangs on that answer: pages and slots are gone with the process.
+    """
+    problem = snapshot.problem or Problem(
+        code=Code.SUPERSEDED, message="the engine was stopped before this came to its end"
+    )
+    failed = tuple(ev.Fail(name, problem) for name in snapshot.paging)
+    return replace(snapshot, paging=()), (*failed, *effects)
+
+
+def _at_large(snapshot: Snapshot, event: PageEnded | Resume | Found | Tick, now: float) -> Step:
     match event:
+        case ev.PageEnded() if event.operation in snapshot.paging:
+            name, outcome = event.operation, event.outcome
+            paging = tuple(other for other in snapshot.paging if other != name)
+            if isinstance(outcome, Problem):
+                return replace(snapshot, paging=paging), (ev.Fail(name, outcome),)
+            return replace(snapshot, paging=paging), (ev.Finish(name, outcome),)
         case ev.Resume():
             wanted = snapshot.intent is Intent.UP and snapshot.desired is not None
             if snapshot.state is EngineState.STOPPED and wanted:

@@ -11,6 +11,8 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-garbage           answer /props with something that is no JSON
     --fake-instance ID       claim to be another instance
     --fake-refuse REASON...  refuse that many reconfigures, each with its reason
+    --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
+    --fake-parked            hold a parked request, whose page is neither taken nor dropped
     --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
 """
 
@@ -20,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import socketserver
 import sys
@@ -28,8 +31,11 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 REFUSAL_STATUS = {"invalid_geometry": 400, "page_out_failed": 500, "context_build_failed": 503}
+PAGE_STATUS = {"bad_name": 400, "bad_slot": 400, "empty_slot": 400, "unknown_page": 404}
+TOKEN_BYTES = 1024
 
 
 def parse() -> argparse.Namespace:
@@ -44,12 +50,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fake-load-s", type=float, default=0.0)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
-    for name in ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage"):
+    flags = ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage")
+    for name in (*flags, "--fake-busy", "--fake-parked"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-refuse", nargs="+", default=[])
     for name in ("--fake-instance", "--fake-reconfigure"):
         parser.add_argument(name)
     return parser.parse_args()
+
+
+class RefusedError(Exception):
+    """A page verb that is declined: reason and message."""
 
 
 class Engine:
@@ -60,6 +71,11 @@ class Engine:
         self.ready_at = time.monotonic() + flags.fake_load_s
         self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
         self.last_reconfigure: dict[str, Any] | None = None
+        self.free = threading.Event()
+        if not flags.fake_busy:
+            self.free.set()
+        self.tokens = {slot: 40 + slot for slot in range(flags.parallel)}
+        self.stored = {"parked-1": 7} if flags.fake_parked else {}
 
     @property
     def loading(self) -> bool:
@@ -117,6 +133,57 @@ class Engine:
         }
         if outcome == "applied":
             self.last_reconfigure = receipt
+            self.free.set()
+        return receipt
+
+    def slots(self) -> list[dict[str, Any]]:
+        """Answer GET /slots: those that there are, then those that are parked."""
+        window, busy = self.geometry["n_ctx_seq"], not self.free.is_set()
+        slots: list[dict[str, Any]] = [
+            {"id": slot, "n_ctx": window, "is_processing": busy and slot == 0}
+            | {"n_prompt_tokens": self.tokens.get(slot, 0)}
+            for slot in range(self.geometry["n_seq"])
+        ]
+        parked = {"id": 1, "n_ctx": window, "is_processing": True, "n_prompt_tokens": 7}
+        parked |= {"parked": True, "page": "parked-1", "reason": "n_seq", "tokens_fit": 0}
+        return [*slots, parked] if self.flags.fake_parked else slots
+
+    def pages(self) -> list[dict[str, Any]]:
+        """Answer GET /pages."""
+        return [
+            {"name": name, "n_tokens": held, "n_bytes": held * TOKEN_BYTES, "n_checkpoints": 2}
+            | {"age_s": 83.4, "parked": self._parked(name), "running": self._parked(name)}
+            | {"something_newer": True}
+            for name, held in self.stored.items()
+        ]
+
+    @staticmethod
+    def _parked(name: str) -> bool:
+        return name.startswith("parked-")
+
+    def page(self, slot: int, action: str, name: str) -> dict[str, Any]:
+        """Answer POST /slots/{id}?action=...&page=..."""
+        if action == "page_out" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
+            raise RefusedError("bad_name", f"{name!r} is no name of a page")
+        if slot >= self.geometry["n_seq"]:
+            raise RefusedError("bad_slot", f"there is no slot {slot}")
+        if action != "page_drop" and slot == 0:
+            self.free.wait()
+        if action == "page_out":
+            if not (held := self.tokens.pop(slot, 0)):
+                raise RefusedError("empty_slot", f"slot {slot} holds nothing")
+            self.stored[name] = held
+        else:
+            if name not in self.stored:
+                raise RefusedError("unknown_page", f"there is no page '{name}'")
+            if self._parked(name):
+                raise RefusedError("request_waiting", f"'{name}' is a request that has not ended")
+            held = self.stored.pop(name)
+        receipt = {"id_slot": slot, "page": name, "n_tokens": held, "n_bytes": held * TOKEN_BYTES}
+        receipt |= {"n_checkpoints": 2, "ms": 3.25, "something_newer": True}
+        if action == "page_in":
+            self.tokens[slot] = held
+            receipt["n_reusable"] = held
         return receipt
 
 
@@ -142,17 +209,23 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def do_GET(self) -> None:
-        """Answer /health and /props."""
+        """Answer /health, /props, /pages and /slots."""
         if self.engine.loading:
             self.answer(503, {"error": {"code": 503, "message": "Loading model"}})
         elif self.path == "/props":
             props = b"<html>" if self.engine.flags.fake_garbage else self.engine.props()
             self.answer(200, props)
+        elif self.path in ("/pages", "/slots"):
+            self.answer(200, getattr(self.engine, self.path[1:])())
         else:
             self.answer(200, {"status": "ok"})
 
     def do_POST(self) -> None:
-        """Answer /reconfigure."""
+        """Answer /reconfigure and the page verbs."""
+        url = urlsplit(self.path)
+        if url.path.startswith("/slots/"):
+            self.do_page(url.path.removeprefix("/slots/"), url.query)
+            return
         change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
         if reasons:
@@ -171,6 +244,18 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
             else:
                 self.answer(200, receipt)
+
+    def do_page(self, slot: str, query: str) -> None:
+        """Answer one page verb."""
+        asked = parse_qs(query, keep_blank_values=True, strict_parsing=True)
+        try:
+            self.answer(200, self.engine.page(int(slot), asked["action"][0], asked["page"][0]))
+        except RefusedError as exc:
+            reason, message = exc.args
+            status = PAGE_STATUS.get(reason, 409)
+            error = {"code": status, "type": "page_refused", "reason": reason}
+            error |= {"message": message, "details": {"slot": int(slot)}}
+            self.answer(status, {"error": error})
 
 
 class Tcp(socketserver.ThreadingMixIn, HTTPServer):

@@ -85,8 +85,10 @@ def _status(client: ControlClient, *, or_none: bool) -> Status | None:
 
 
 def _reached(status: Status, *, ready: bool) -> bool:
+    from llamactl_supervisor.models import PAGE_KINDS
+
     if not ready:
-        return status.operation is None
+        return status.operation is None or status.operation.kind in PAGE_KINDS
     if status.state == "failed" and status.operation is None:
         problem = status.problem
         why = "the engine was given up" if problem is None else problem.message
