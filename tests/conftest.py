@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,11 @@ from upstream_fixture import make_upstream
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+# A shell that starts a job in the background has it ignore SIGINT, and so would every program that
+# a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

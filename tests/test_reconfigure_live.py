@@ -39,14 +39,6 @@ NUMBERS_SCHEMA = {
     "items": {"type": "integer", "minimum": 100, "maximum": 999},
 }
 GRAMMAR = SAMPLED | {"n_predict": 80, "ignore_eos": False, "json_schema": NUMBERS_SCHEMA}
-REPEATED = (
-    "The cat sat on the mat. The dog ran in the park.\n" * 4,
-    "1 2 3 4 5 6 7 8 9 10 11 12\n" * 4,
-)
-SPECULATION = {
-    "draft-simple": ("--spec-draft-n-max", "3"),
-    "ngram-simple": ("--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "3"),
-}
 CONVERSATION = {
     "prompt": "Once upon a time there was a fox who lived beside a river. Every morning",
     "n_predict": 24,
@@ -348,39 +340,6 @@ def test_generations_go_on_between_unified_and_separate_caches(engine: LiveEngin
     changed = engine.generate_changed(GREEDY, [unified, separate])
     assert changed.texts == control.texts
     assert [receipt["geometry"]["n_ctx_seq"] for receipt in changed.receipts] == [4096, 2048]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on"),
-        ("--flash-attn", "off"),
-        ("--kv-unified",),
-    ],
-    ids=["q8_0", "no flash attention", "unified"],
-)
-def test_generations_go_on_with_another_kind_of_cache(
-    engine_path: Path, model_path: Path, options: tuple[str, ...]
-) -> None:
-    with live_engine(engine_path, model_path, *options) as live:
-        control = live.generate(GREEDY)
-        assert live.generate(GREEDY).written == control.written
-        changed = live.generate_changed(GREEDY, [GROW, SHRINK])
-        assert changed.written == control.written
-
-
-@pytest.mark.parametrize("kind", SPECULATION)
-def test_drafts_go_on_across_changes(engine_path: Path, model_path: Path, kind: str) -> None:
-    options = ["--spec-type", kind, *SPECULATION[kind]]
-    if kind == "draft-simple":
-        options += ["--model-draft", str(model_path)]
-    body = GREEDY | {"prompt": REPEATED}
-    with live_engine(engine_path, model_path, *options) as live:
-        control = live.generate(body)
-        assert live.generate(body).written == control.written
-        assert all(n_accepted > 10 for _, n_accepted in control.draft_counts)
-        changed = live.generate_changed(body, [GROW, SHRINK])
-        assert changed.written == control.written
 
 
 def test_a_moved_conversation_is_not_processed_again(engine: LiveEngine) -> None:
