@@ -152,6 +152,19 @@ class LiveEngine:
         answer = self.tcp.post("/reconfigure", content=body)
         return Answer(answer.status_code, answer.json())
 
+    def applied(self, **fields: object) -> Json:
+        """Change the geometry on weights that were loaded once; return the receipt."""
+        receipt = self.reconfigure(**fields).receipt
+        assert (receipt["outcome"], receipt["n_weight_loads"]) == ("applied", 1)
+        return receipt
+
+    def metric(self, name: str) -> float:
+        """Return the value of one metric without labels."""
+        for line in self.tcp.get("/metrics").text.splitlines():
+            if line.startswith(f"llamacpp:{name} "):
+                return float(line.split()[1])
+        raise AssertionError(f"no metric {name}")
+
     def ask(self, path: str, **body: object) -> Answer:
         """Post JSON."""
         answer = self.tcp.post(path, json=body)

@@ -71,13 +71,6 @@ def pages(live: LiveEngine) -> Any:
     return live.tcp.get("/pages").json()
 
 
-def metric(live: LiveEngine, name: str) -> float:
-    for line in live.tcp.get("/metrics").text.splitlines():
-        if line.startswith(f"llamacpp:{name} "):
-            return float(line.split()[1])
-    raise AssertionError(f"no metric {name}")
-
-
 def refused(answer: Answer, status: int, reason: str) -> Any:
     assert answer.status == status, answer.body
     error = answer.error
@@ -105,8 +98,8 @@ def test_a_page_says_what_it_holds_and_leaves_its_slot_free(engine: LiveEngine) 
         "parked": False,
         "running": False,
     }
-    assert metric(engine, "page_store_bytes") == saved
-    assert metric(engine, "page_store_pages") == 1
+    assert engine.metric("page_store_bytes") == saved
+    assert engine.metric("page_store_pages") == 1
     assert engine.slots()[1]["n_prompt_tokens"] == 0
     refused(act(engine, 1, "page_out", "again"), 400, "empty_slot")
 
@@ -125,7 +118,7 @@ def test_a_page_goes_into_any_slot_of_any_geometry_and_leaves_the_store(
     back = act(engine, 3, "page_in", "fox").receipt
     assert back["n_tokens"] == back["n_reusable"] == out["n_tokens"]
     assert pages(engine) == []
-    assert metric(engine, "page_store_bytes") == 0
+    assert engine.metric("page_store_bytes") == 0
     again = engine.ask("/completion", **longer, id_slot=3).receipt
     assert again["timings"]["cache_n"] == control["timings"]["cache_n"] == back["n_reusable"]
     assert again["content"] == control["content"]
@@ -262,7 +255,7 @@ def test_a_name_is_replaced_by_what_is_newer(engine: LiveEngine) -> None:
     second = act(engine, 0, "page_out", "fox").receipt
     assert second["n_tokens"] < first["n_tokens"]
     assert [page["n_tokens"] for page in pages(engine)] == [second["n_tokens"]]
-    assert metric(engine, "page_store_bytes") == second["n_bytes"]
+    assert engine.metric("page_store_bytes") == second["n_bytes"]
 
 
 def test_the_ceiling_counts_pages_and_parked_states(engine_path: Path, model_path: Path) -> None:
@@ -287,7 +280,7 @@ def test_the_ceiling_counts_pages_and_parked_states(engine_path: Path, model_pat
         assert live.geometry()["n_seq"] == 3
         act(live, 0, "page_drop", "first")
         assert len(live.reconfigure(n_seq=1).receipt["parked"]) == 2
-        assert metric(live, "page_store_bytes") == sum(page["n_bytes"] for page in pages(live))
+        assert live.metric("page_store_bytes") == sum(page["n_bytes"] for page in pages(live))
 
 
 def test_a_private_engine_pages_on_its_unix_socket_only(

@@ -40,21 +40,6 @@ def engine(shared: LiveEngine) -> LiveEngine:
     return shared
 
 
-def applied(live: LiveEngine, **fields: object) -> Any:
-    receipt = live.reconfigure(**fields).receipt
-    assert receipt["outcome"] == "applied"
-    assert receipt["n_weight_loads"] == 1
-    return receipt
-
-
-def metric(live: LiveEngine, name: str) -> float:
-    """Return the value of one metric."""
-    for line in live.tcp.get("/metrics").text.splitlines():
-        if line.startswith(f"llamacpp:{name} "):
-            return float(line.split()[1])
-    raise AssertionError(f"no metric {name}")
-
-
 def continued(live: LiveEngine, slot: int, said: str) -> Any:
     """Ask for more of the tale in a slot."""
     body = TALE | {"prompt": f"{TALE['prompt']}{said} Then", "id_slot": slot}
@@ -71,7 +56,7 @@ def test_a_slot_past_the_last_one_is_parked_and_comes_back_to_its_place(engine: 
     engine.reset()
     engine.ask("/completion", **TALE, id_slot=1)
 
-    receipt = applied(engine, n_seq=1)
+    receipt = engine.applied(n_seq=1)
     parked = {"slot": 1, "tokens_held": held, "tokens_fit": 0, "reason": "n_seq", "running": False}
     assert receipt["parked"] == [parked]
     assert receipt["slots"] == [{"slot": 1, "tokens": held, "fate": "parked"}]
@@ -91,15 +76,15 @@ def test_a_slot_past_the_last_one_is_parked_and_comes_back_to_its_place(engine: 
     (serving, listed) = engine.slots()
     assert "parked" not in serving
     assert (listed["id"], listed["parked"], listed["page"]) == (1, True, page["name"])
-    assert metric(engine, "parked_states") == 1
+    assert engine.metric("parked_states") == 1
 
     assert engine.ask("/slots/1?action=erase").status == 400
 
-    receipt = applied(engine, n_seq=2)
+    receipt = engine.applied(n_seq=2)
     assert receipt["slots"] == [{"slot": 1, "tokens": held, "fate": "placed", "from": 1}]
     assert receipt["parked"] == []
     assert engine.tcp.get("/pages").json() == []
-    assert metric(engine, "parked_states") == 0
+    assert engine.metric("parked_states") == 0
     again = continued(engine, 1, said)
     assert again["timings"]["cache_n"] == control["timings"]["cache_n"] > 30
     assert again["content"] == control["content"]
@@ -108,14 +93,14 @@ def test_a_slot_past_the_last_one_is_parked_and_comes_back_to_its_place(engine: 
 def test_what_the_window_cannot_hold_is_parked_until_it_can(engine: LiveEngine) -> None:
     held = engine.ask("/completion", prompt="word " * 400, n_predict=1, id_slot=1).receipt
     n_held = held["tokens_evaluated"]
-    receipt = applied(engine, n_ctx=512)
+    receipt = engine.applied(n_ctx=512)
     assert receipt["parked"] == [
         {"slot": 1, "tokens_held": n_held, "tokens_fit": 256, "reason": "window", "running": False}
     ]
     assert [slot["n_ctx"] for slot in engine.slots()[:2]] == [256, 256]
     # its slot serves others meanwhile
     assert engine.ask("/completion", **TALE, id_slot=1).status == 200
-    receipt = applied(engine, n_ctx=1024)
+    receipt = engine.applied(n_ctx=1024)
     placed = [slot for slot in receipt["slots"] if slot["fate"] == "placed"]
     assert placed == [{"slot": 0, "tokens": n_held, "fate": "placed", "from": 1}]
     again = engine.ask("/completion", prompt="word " * 400, n_predict=1, id_slot=0).receipt
@@ -126,7 +111,7 @@ def test_a_unified_pool_keeps_what_was_used_last(engine: LiveEngine) -> None:
     for slot in (1, 0):
         engine.ask("/completion", prompt=f"{slot} " + "word " * 200, n_predict=1, id_slot=slot)
     tokens = [slot["n_prompt_tokens"] for slot in engine.slots()]
-    receipt = applied(engine, n_ctx=256, kv_unified=True)
+    receipt = engine.applied(n_ctx=256, kv_unified=True)
     assert receipt["parked"] == [
         {
             "slot": 1,
@@ -136,7 +121,7 @@ def test_a_unified_pool_keeps_what_was_used_last(engine: LiveEngine) -> None:
             "running": False,
         }
     ]
-    assert applied(engine, n_ctx=512, kv_unified=True)["parked"] == []
+    assert engine.applied(n_ctx=512, kv_unified=True)["parked"] == []
 
 
 def test_a_dry_run_tells_who_would_be_parked_and_touches_nothing(engine: LiveEngine) -> None:
@@ -146,7 +131,7 @@ def test_a_dry_run_tells_who_would_be_parked_and_touches_nothing(engine: LiveEng
     assert planned["outcome"] == "planned"
     assert engine.props() == before
     assert engine.slots() == slots
-    assert applied(engine, n_seq=1)["parked"] == planned["parked"]
+    assert engine.applied(n_seq=1)["parked"] == planned["parked"]
 
 
 # Generations
@@ -164,15 +149,15 @@ def test_a_parked_generation_goes_on_after_any_number_of_changes(engine: LiveEng
         first = running.start(**LONG | {"prompt": PROMPTS[0]}, id_slot=0)
         parked = running.start(**LONG | {"prompt": PROMPTS[1]}, id_slot=1)
         parked.reach(8)
-        receipt = applied(engine, n_seq=1)
+        receipt = engine.applied(n_seq=1)
         assert [(each["slot"], each["running"]) for each in receipt["parked"]] == [(1, True)]
         stopped_at = receipt["parked"][0]["tokens_held"]
         for n_ctx in (8192, 2048, 4096):
-            (still,) = applied(engine, n_ctx=n_ctx)["parked"]
+            (still,) = engine.applied(n_ctx=n_ctx)["parked"]
             assert still["tokens_held"] == stopped_at
         assert first.text == control[0]
         assert not parked.ended
-        receipt = applied(engine, n_seq=3)
+        receipt = engine.applied(n_seq=3)
         assert receipt["parked"] == []
         assert {"slot": 1, "tokens": stopped_at, "fate": "placed", "from": 1} in receipt["slots"]
         assert parked.text == control[1]
@@ -199,8 +184,8 @@ def test_a_grammar_and_a_seed_go_on_after_parking(engine: LiveEngine) -> None:
     with streams(engine) as running:
         stream = running.start(**body, id_slot=1)
         stream.reach(8)
-        assert applied(engine, n_seq=1)["parked"][0]["running"]
-        applied(engine, n_seq=2)
+        assert engine.applied(n_seq=1)["parked"][0]["running"]
+        engine.applied(n_seq=2)
         assert stream.text == control
     assert len(json.loads(control)) == 12
 
@@ -214,18 +199,18 @@ def test_a_parked_prompt_goes_on_where_it_was(engine_path: Path, model_path: Pat
         with streams(live) as running:
             stream = running.start(**body)
             until(lambda: live.slots()[1]["is_processing"])
-            receipt = applied(live, n_ctx=1024)
+            receipt = live.applied(n_ctx=1024)
             (parked,) = receipt["parked"]
             assert (parked["slot"], parked["reason"], parked["tokens_fit"]) == (1, "window", 512)
             assert parked["tokens_held"] < 800
-            applied(live, n_ctx=N_CTX)
+            live.applied(n_ctx=N_CTX)
             assert stream.text == control
 
 
 def test_a_generation_at_the_end_of_its_window_comes_back_to_it(engine: LiveEngine) -> None:
     """It needs a cell or two more than the window has, as it always did: it ends there."""
     window = 512
-    applied(engine, n_ctx=window * N_SEQ)
+    engine.applied(n_ctx=window * N_SEQ)
     body = LONG | {"prompt": "word " * (window - 60), "n_predict": -1, "id_slot": 1}
     control = engine.ask("/completion", **body).receipt
     assert control["truncated"]
@@ -233,14 +218,14 @@ def test_a_generation_at_the_end_of_its_window_comes_back_to_it(engine: LiveEngi
     with streams(engine) as running:
         stream = running.start(**body)
         stream.reach(40)
-        assert applied(engine, n_ctx=window)["parked"][0]["running"]
-        assert applied(engine, n_ctx=window * N_SEQ)["parked"] == []
+        assert engine.applied(n_ctx=window)["parked"][0]["running"]
+        assert engine.applied(n_ctx=window * N_SEQ)["parked"] == []
         assert stream.text == control["content"]
 
 
 def test_the_choices_of_one_request_are_parked_apart(engine: LiveEngine) -> None:
     body = TALE | {"n_predict": 60, "n": 4, "temperature": 0.9, "seed": 3}
-    applied(engine, n_ctx=16384, n_seq=4)
+    engine.applied(n_ctx=16384, n_seq=4)
 
     def choices() -> list[str]:
         answer = engine.ask("/v1/completions", **body).receipt
@@ -256,27 +241,27 @@ def test_the_choices_of_one_request_are_parked_apart(engine: LiveEngine) -> None
                 s["is_processing"] and s["next_token"][0]["n_decoded"] > 4 for s in engine.slots()
             )
         )
-        receipt = applied(engine, n_seq=2)
+        receipt = engine.applied(n_seq=2)
         assert [each["slot"] for each in receipt["parked"]] == [2, 3]
-        assert applied(engine, n_seq=4)["parked"] == []
+        assert engine.applied(n_seq=4)["parked"] == []
         assert answer.result(WITHIN_S) == control
 
 
 def test_choices_that_wait_for_their_slots_are_not_shrunk_away(engine: LiveEngine) -> None:
-    applied(engine, n_ctx=16384, n_seq=4)
+    engine.applied(n_ctx=16384, n_seq=4)
     with streams(engine) as running:
         busy = running.start(**LONG, id_slot=0)
         busy.reach(2)
         choices = running.submit(
             lambda: engine.ask("/v1/completions", **TALE | {"n": 4, "n_predict": 4})
         )
-        until(lambda: metric(engine, "requests_deferred") == 1)
+        until(lambda: engine.metric("requests_deferred") == 1)
         refused = engine.reconfigure(n_seq=2)
         assert (refused.status, refused.error["reason"]) == (409, "fan_out_in_progress")
         assert refused.error["details"] == {"n_seq_needed": 4, "n_seq": 2}
         busy.result()
         assert len(choices.result(WITHIN_S).receipt["choices"]) == 4
-    applied(engine, n_seq=2)
+    engine.applied(n_seq=2)
 
 
 def test_a_request_that_waits_goes_before_an_idle_conversation(engine: LiveEngine) -> None:
@@ -285,10 +270,10 @@ def test_a_request_that_waits_goes_before_an_idle_conversation(engine: LiveEngin
     with streams(engine) as running:
         parked = running.start(**LONG | {"prompt": PROMPTS[1]}, id_slot=1)
         parked.reach(8)
-        applied(engine, n_seq=1)
+        engine.applied(n_seq=1)
         engine.ask("/completion", **TALE, id_slot=0)
         idle = engine.slots()[0]["n_prompt_tokens"]
-        receipt = applied(engine, n_ctx=8192)
+        receipt = engine.applied(n_ctx=8192)
         assert receipt["slots"] == [
             {"slot": 0, "tokens": idle, "fate": "parked"},
             {"slot": 0, "tokens": receipt["slots"][1]["tokens"], "fate": "placed", "from": 1},
@@ -296,7 +281,7 @@ def test_a_request_that_waits_goes_before_an_idle_conversation(engine: LiveEngin
         (displaced,) = receipt["parked"]
         assert (displaced["reason"], displaced["tokens_held"]) == ("displaced", idle)
         assert parked.text == control
-    assert applied(engine, n_seq=2)["parked"] == []
+    assert engine.applied(n_seq=2)["parked"] == []
 
 
 def test_parked_time_counts_as_nobodys_work(engine: LiveEngine) -> None:
@@ -304,11 +289,11 @@ def test_parked_time_counts_as_nobodys_work(engine: LiveEngine) -> None:
         started = time.monotonic()
         stream = running.start(**LONG, id_slot=1)
         stream.reach(8)
-        applied(engine, n_seq=1)
+        engine.applied(n_seq=1)
         parked_since = time.monotonic()
         until(lambda: time.monotonic() > parked_since + 0.5)
         parked_s = time.monotonic() - parked_since
-        applied(engine, n_seq=2)
+        engine.applied(n_seq=2)
         timings = stream.result()["timings"]
         wall_s = time.monotonic() - started
     assert (timings["prompt_ms"] + timings["predicted_ms"]) / 1000 < wall_s - parked_s
@@ -328,13 +313,13 @@ def streaming_socket(live: LiveEngine, **body: object) -> Iterator[None]:
 def test_a_parked_generation_whose_client_is_gone_is_freed(engine: LiveEngine) -> None:
     with streaming_socket(engine, **LONG | {"n_predict": -1, "id_slot": 1}):
         until(lambda: engine.slots()[1]["next_token"][0]["n_decoded"] > 4)
-        assert applied(engine, n_seq=1)["parked"][0]["running"]
+        assert engine.applied(n_seq=1)["parked"][0]["running"]
         assert len(engine.tcp.get("/pages").json()) == 1
-        assert metric(engine, "requests_deferred") == 1
+        assert engine.metric("requests_deferred") == 1
     # answers for others, /slots is one, do not keep the server from noticing
     until(lambda: len(engine.slots()) == 1, within_s=10)
     assert engine.tcp.get("/pages").json() == []
-    receipt = applied(engine, n_seq=2)
+    receipt = engine.applied(n_seq=2)
     assert (receipt["slots"], receipt["parked"]) == ([], [])
     assert engine.ask("/completion", **TALE, id_slot=1).status == 200
 
@@ -346,12 +331,12 @@ def test_a_parked_generation_keeps_the_server_awake(engine_path: Path, model_pat
     with live_engine(engine_path, model_path, "--sleep-idle-seconds", "1") as live:
         with streaming_socket(live, **LONG | {"n_predict": -1, "id_slot": 1}):
             until(lambda: live.slots()[1]["next_token"][0]["n_decoded"] > 4)
-            applied(live, n_seq=1)
+            live.applied(n_seq=1)
             # no slot works now
             since = time.monotonic()
             until(lambda: live.props()["is_sleeping"] or time.monotonic() > since + 3)
             assert not live.props()["is_sleeping"]
-            assert applied(live, n_seq=2)["slots"][0]["fate"] == "placed"
+            assert live.applied(n_seq=2)["slots"][0]["fate"] == "placed"
         until(lambda: live.props()["is_sleeping"])
 
 
@@ -382,17 +367,17 @@ def test_another_cache_type_is_a_cold_start_that_has_to_be_forced(engine: LiveEn
     engine.ask("/completion", **TALE, id_slot=0)
     engine.ask("/completion", **TALE, id_slot=1)
     held = engine.slots()[0]["n_prompt_tokens"]
-    applied(engine, n_seq=1)
+    engine.applied(n_seq=1)
     before = engine.props()
     refused = engine.reconfigure(cache_type_k="q8_0")
     assert (refused.status, refused.error["reason"]) == (409, "cache_type_change")
     assert "force" in refused.error["message"]
     assert engine.props() == before
 
-    n_dropped = metric(engine, "reconfigure_dropped_total")
+    n_dropped = engine.metric("reconfigure_dropped_total")
     planned = engine.reconfigure(cache_type_k="q8_0", force=True, dry_run=True).receipt
     assert engine.props() == before
-    receipt = applied(engine, cache_type_k="q8_0", force=True)
+    receipt = engine.applied(cache_type_k="q8_0", force=True)
     assert receipt["slots"] == planned["slots"]
     assert receipt["slots"] == [
         {"slot": 0, "tokens": held, "fate": "dropped"},
@@ -401,10 +386,10 @@ def test_another_cache_type_is_a_cold_start_that_has_to_be_forced(engine: LiveEn
     assert receipt["parked"] == []
     assert engine.geometry()["cache_type_k"] == "q8_0"
     assert engine.tcp.get("/pages").json() == []
-    assert metric(engine, "reconfigure_dropped_total") == n_dropped + 2
+    assert engine.metric("reconfigure_dropped_total") == n_dropped + 2
     assert "by force" in engine.log()
     assert engine.ask("/completion", **TALE, id_slot=0).receipt["timings"]["cache_n"] == 0
-    applied(engine, cache_type_k="f16", force=True)
+    engine.applied(cache_type_k="f16", force=True)
 
 
 def test_a_forced_change_ends_a_generation_by_name_and_starts_a_prompt_anew(
@@ -416,14 +401,14 @@ def test_a_forced_change_ends_a_generation_by_name_and_starts_a_prompt_anew(
         live_engine(engine_path, model_path, "--batch-size", "128") as live,
         streams(live) as running,
     ):
-        applied(live, cache_type_k="f32", force=True)
+        live.applied(cache_type_k="f32", force=True)
         control = live.ask("/completion", **prompt).receipt["content"]
-        applied(live, cache_type_k="f16", force=True)
+        live.applied(cache_type_k="f16", force=True)
         generating = running.submit(lambda: live.ask("/completion", **endless))
         until(lambda: live.slots()[0].get("next_token", [{"n_decoded": 0}])[0]["n_decoded"] > 4)
         starting = running.start(**prompt)
         until(lambda: live.slots()[1]["is_processing"])
-        receipt = applied(live, cache_type_k="f32", force=True)
+        receipt = live.applied(cache_type_k="f32", force=True)
         assert [slot["fate"] for slot in receipt["slots"]] == ["dropped", "dropped"]
         ended = generating.result(WITHIN_S)
         assert ended.status == 503

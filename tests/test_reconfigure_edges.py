@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from live_engine import LiveEngine, live_engine
+from live_engine import live_engine
 from streams import streams
 from tiny_models import LONG_ROPE_CELLS
 
@@ -28,12 +28,6 @@ def long_window(architecture: str) -> tuple[str, ...]:
 def written(answer: Any) -> list[tuple[int, float]]:
     """Return what was written, bit for bit."""
     return [(each["id"], each["logprob"]) for each in answer["completion_probabilities"]]
-
-
-def applied(live: LiveEngine, **fields: object) -> Any:
-    receipt = live.reconfigure(**fields).receipt
-    assert receipt["outcome"] == "applied"
-    return receipt
 
 
 def test_a_context_that_shifts_goes_on_shifting(engine_path: Path, tiny: TinyModels) -> None:
@@ -74,7 +68,7 @@ def test_chunks_are_reused_as_before(engine_path: Path, tiny: TinyModels) -> Non
             live.erase()
             live.ask("/completion", **whole)
             if change:
-                applied(live, n_ctx=12288, n_seq=3)
+                live.applied(n_ctx=12288, n_seq=3)
             return live.ask("/completion", **cut).receipt
 
         control, changed = reused(change=False), reused(change=True)
@@ -92,7 +86,7 @@ def test_the_prompt_cache_is_good_for_every_geometry(engine_path: Path, tiny: Ti
         control = live.ask("/completion", **body, prompt=TALE * 4).receipt["timings"]["cache_n"]
         assert control > 60
         live.ask("/completion", **body, prompt=OTHER * 4)
-        applied(live, n_ctx=16384, n_seq=3)
+        live.applied(n_ctx=16384, n_seq=3)
         again = live.ask("/completion", **body, prompt=TALE * 4).receipt["timings"]["cache_n"]
         assert again == control
 
@@ -105,7 +99,7 @@ def test_a_change_across_a_switch_of_rope_factors_is_refused_while_anything_is_h
     above = {"n_ctx": 3 * LONG_ROPE_CELLS, "n_seq": 2}
     body = SAMPLED | {"prompt": TALE, "n_predict": 16, "id_slot": 0}
     with live_engine(engine_path, tiny.model("llama-longrope"), *options) as live:
-        applied(live, **below)
+        live.applied(**below)
         short = live.ask("/completion", **body).receipt
         before = live.props()
         refused = live.reconfigure(**above)
@@ -113,11 +107,11 @@ def test_a_change_across_a_switch_of_rope_factors_is_refused_while_anything_is_h
         assert refused.error["details"]["n_ctx_seq_switch"] == LONG_ROPE_CELLS
         assert live.props() == before
         # other changes on the same side are taken
-        assert applied(live, n_ctx=LONG_ROPE_CELLS, n_seq=2)["slots"][0]["fate"] == "resident"
+        assert live.applied(n_ctx=LONG_ROPE_CELLS, n_seq=2)["slots"][0]["fate"] == "resident"
         live.erase()
-        applied(live, **above)
+        live.applied(**above)
         long = live.ask("/completion", **body).receipt
         assert written(long) != written(short), "the factors make a difference"
-        dropped = applied(live, **below, force=True)
+        dropped = live.applied(**below, force=True)
         assert [slot["fate"] for slot in dropped["slots"]] == ["dropped"]
         assert written(live.ask("/completion", **body).receipt) == written(short)

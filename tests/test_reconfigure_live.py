@@ -66,12 +66,6 @@ def short(live: LiveEngine, slot: int, n_predict: int = 4) -> Any:
     return live.ask("/completion", **body).receipt
 
 
-def applied(live: LiveEngine, **fields: object) -> Any:
-    receipt = live.reconfigure(**fields).receipt
-    assert receipt["outcome"] == "applied"
-    return receipt
-
-
 # What a receipt says
 
 
@@ -81,7 +75,7 @@ def test_a_receipt_accounts_for_the_pause_and_for_every_byte_held(engine: LiveEn
     saved_bytes = [engine.saved_state_bytes(slot) for slot in (0, 1)]
     tokens = [slot["n_prompt_tokens"] for slot in engine.slots()]
     before = engine.geometry()
-    receipt = applied(engine, **GROW)
+    receipt = engine.applied(**GROW)
     assert receipt["previous"] == before
     assert receipt["geometry"] == before | {
         "n_ctx": 16384,
@@ -107,12 +101,12 @@ def test_a_receipt_accounts_for_the_pause_and_for_every_byte_held(engine: LiveEn
 
 
 def test_the_training_context_bounds_what_a_slot_may_use(engine: LiveEngine) -> None:
-    geometry = applied(engine, n_ctx=131072, n_seq=4)["geometry"]
+    geometry = engine.applied(n_ctx=131072, n_seq=4)["geometry"]
     assert (geometry["n_ctx_seq"], geometry["n_ctx_slot"]) == (32768, 8192)
 
 
 def test_sizes_are_rounded_up_to_what_libllama_makes_of_them(engine: LiveEngine) -> None:
-    geometry = applied(engine, n_ctx=10000, n_seq=3)["geometry"]
+    geometry = engine.applied(n_ctx=10000, n_seq=3)["geometry"]
     assert (geometry["n_ctx"], geometry["n_ctx_seq"]) == (10752, 3584)
 
 
@@ -139,12 +133,12 @@ def test_a_dry_run_says_what_it_needs_and_touches_nothing(engine: LiveEngine) ->
     assert kv_bytes < sum(receipt["bytes_needed"].values()) < 2 * kv_bytes
     assert engine.props() == before
     assert engine.slots() == slots
-    assert applied(engine, **GROW)["bytes_needed"] == receipt["bytes_needed"]
+    assert engine.applied(**GROW)["bytes_needed"] == receipt["bytes_needed"]
 
 
 def test_everything_that_tells_a_size_follows(engine: LiveEngine) -> None:
     loaded = engine.props()
-    applied(engine, **GROW)
+    engine.applied(**GROW)
     props = engine.props()
     assert props["total_slots"] == 4
     assert props["default_generation_settings"]["n_ctx"] == 4096
@@ -292,7 +286,7 @@ def test_requests_that_arrive_during_changes_all_complete(engine: LiveEngine) ->
         try:
             answers = [pool.submit(complete, n) for n in range(30)]
             for n_seq in range(3, 13):
-                applied(engine, n_ctx=n_seq * 512 * (1 + n_seq % 2), n_seq=n_seq)
+                engine.applied(n_ctx=n_seq * 512 * (1 + n_seq % 2), n_seq=n_seq)
             unanswered = sum(not answer.done() for answer in answers)
             completed = [answer.result(WITHIN_S) for answer in answers]
         finally:
@@ -349,7 +343,7 @@ def test_a_moved_conversation_is_not_processed_again(engine: LiveEngine) -> None
     control = engine.ask("/completion", **longer).receipt
     engine.erase()
     assert engine.ask("/completion", **body).receipt["content"] == first["content"]
-    applied(engine, **GROW)
+    engine.applied(**GROW)
     moved = engine.ask("/completion", **longer).receipt
     assert moved["timings"]["cache_n"] == control["timings"]["cache_n"] > 30
     assert moved["content"] == control["content"]
@@ -363,7 +357,7 @@ def test_a_saved_slot_is_restored_under_another_slot_count(engine: LiveEngine) -
     longer = body | {"prompt": f"{body['prompt']}{first['content']} Then"}
     control = engine.ask("/completion", **longer).receipt
     engine.erase()
-    applied(engine, **GROW)
+    engine.applied(**GROW)
     restored = engine.ask("/slots/3?action=restore", filename="fox").receipt
     assert restored["n_restored"] == saved["n_saved"]
     again = engine.ask("/completion", **longer | {"id_slot": 3}).receipt
@@ -378,7 +372,7 @@ def test_more_choices_than_slots_are_refused_by_name_and_fit_after_a_grow(
     refused = engine.ask("/v1/completions", **body)
     assert refused.status == 400
     assert "n_cmpl = 4 is above the number of slots (2)" in refused.error["message"]
-    applied(engine, **GROW)
+    engine.applied(**GROW)
     assert len(engine.ask("/v1/completions", **body).receipt["choices"]) == 4
 
 
@@ -445,7 +439,7 @@ def terminate_under_streams(live: LiveEngine, n_streams: int) -> tuple[int, list
 def test_terminate_ends_the_process_under_open_streams(engine_path: Path, model_path: Path) -> None:
     """Unpatched it goes on for as long as a client streams: minutes here."""
     with live_engine(engine_path, model_path) as live:
-        applied(live, **GROW)
+        live.applied(**GROW)
         status, _ = terminate_under_streams(live, n_streams=4)
         assert status == 0
 
