@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_models import TinyModels, ensure
 from upstream_fixture import make_upstream
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -20,19 +22,25 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextmanager
+def shown_progress(request: pytest.FixtureRequest) -> Iterator[TerminalProgress]:
+    """Yield a progress that the terminal shows; what takes minutes must not look hung."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+        yield progress
+
+
 @pytest.fixture(scope="session")
 def engine_path(request: pytest.FixtureRequest) -> Path:
     """The patched llama-server, built if it is not in the cache."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+    with shown_progress(request) as progress:
         return build.ensure_engine(progress=progress).path
 
 
 @pytest.fixture(scope="session")
 def tools_dir(request: pytest.FixtureRequest) -> Path:
     """The directory of the engine's own test programs, built if they are not in the cache."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+    with shown_progress(request) as progress:
         return build.ensure_test_tools(progress=progress).directory
 
 
@@ -50,8 +58,7 @@ def tiny(request: pytest.FixtureRequest) -> TinyModels:
 @pytest.fixture(scope="session")
 def model_path(request: pytest.FixtureRequest) -> Path:
     """The default model, fetched if it is not in the cache."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
+    with shown_progress(request) as progress:
         return models.ensure_default_model(progress)
 
 

@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
 from sandbox import WITHIN_S, free_port, until
@@ -169,6 +170,16 @@ class LiveEngine:
         """Post JSON."""
         answer = self.tcp.post(path, json=body)
         return Answer(answer.status_code, answer.json())
+
+    def page(self, slot: object, action: str, name: str) -> Answer:
+        """Ask for a page verb."""
+        answer = self.tcp.post(f"/slots/{slot}?action={action}&page={quote(name, safe='')}")
+        return Answer(answer.status_code, answer.json())
+
+    def pages(self) -> list[Json]:
+        """Return /pages."""
+        pages: list[Json] = self.tcp.get("/pages").raise_for_status().json()
+        return pages
 
     def erase(self, *slots: int) -> None:
         """Forget the conversations of these slots (default: of all)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -80,3 +82,14 @@ def streams(live: LiveEngine, at_most: int = 16) -> Iterator[Streams]:
     """Yield what starts generations beside the test."""
     with ThreadPoolExecutor(at_most) as pool:
         yield Streams(live, pool)
+
+
+@contextmanager
+def streaming_socket(live: LiveEngine, **body: object) -> Iterator[None]:
+    """Stream a completion on a connection that is closed at the end of the block."""
+    text = json.dumps(body | {"stream": True})
+    head = f"POST /completion HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(text)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", live.port), WITHIN_S) as client:
+        client.sendall((head + text).encode())
+        assert client.recv(20).startswith(b"HTTP/1.1 200")
+        yield

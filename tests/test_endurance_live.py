@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from live_engine import LiveEngine, live_engine
 from sandbox import WITHIN_S, until
+from streams import streaming_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,11 +130,8 @@ def test_requests_across_changes_are_all_answered(engine: LiveEngine) -> None:
 
 def hang_up_on(live: LiveEngine, n: int) -> None:
     """Ask for a long answer and close the connection after its first bytes."""
-    body = f'{{"prompt": "Tell me about the number {n}", "n_predict": 500, "stream": true}}'
-    head = f"POST /completion HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", live.port), WITHIN_S) as client:
-        client.sendall((head + body).encode())
-        client.recv(1)
+    with streaming_socket(live, prompt=f"Tell me about the number {n}", n_predict=500):
+        pass
 
 
 def test_no_conversation_ever_sees_the_secret_of_another(engine: LiveEngine) -> None:
@@ -188,12 +185,9 @@ def test_pages_in_and_out_lose_nothing_and_give_everything_back(engine: LiveEngi
     base = 0
     n_recalled = n_paged = 0
 
-    def act(slot: int, action: str, page: str) -> Any:
-        return engine.tcp.post(f"/slots/{slot}?action={action}&page={page}")
-
     def drop_all() -> None:
-        for page in engine.tcp.get("/pages").json():
-            assert act(0, "page_drop", page["name"]).status_code == 200
+        for page in engine.pages():
+            assert engine.page(0, "page_drop", page["name"]).status == 200
 
     for n in range(N_OPERATIONS):
         who = chance.randrange(N_CONVERSATIONS)
@@ -207,18 +201,18 @@ def test_pages_in_and_out_lose_nothing_and_give_everything_back(engine: LiveEngi
             case 1:
                 hang_up_on(engine, n)
             case 2:
-                out = act(slot, "page_out", name)
-                assert out.status_code in (200, 400), out.text
+                out = engine.page(slot, "page_out", name)
+                assert out.status in (200, 400), out.body
             case _:
                 told = f"key {secrets[who]} key {secrets[who]} key {secrets[who]} key"
-                back = act(slot, "page_in", name)
-                assert back.status_code in (200, 404), back.text
-                n_paged += back.status_code == 200
+                back = engine.page(slot, "page_in", name)
+                assert back.status in (200, 404), back.body
+                n_paged += back.status == 200
                 answer = engine.ask("/completion", **BODY, prompt=told, id_slot=slot).receipt
                 others = [secret for other, secret in enumerate(secrets) if other != who]
                 assert not any(other in answer["content"] for other in others), answer
                 n_recalled += secrets[who] in answer["content"]
-        listed = engine.tcp.get("/pages").json()
+        listed = engine.pages()
         metrics = engine.tcp.get("/metrics").text
         n_bytes = sum(page["n_bytes"] for page in listed)
         assert f"llamacpp:page_store_bytes {n_bytes}\n" in metrics
@@ -229,5 +223,5 @@ def test_pages_in_and_out_lose_nothing_and_give_everything_back(engine: LiveEngi
     assert n_paged > 10
     assert n_recalled > N_OPERATIONS // 3
     drop_all()
-    assert engine.tcp.get("/pages").json() == []
+    assert engine.pages() == []
     assert resident(process) < base * 1.05

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import pytest
 from live_engine import Answer, LiveEngine, live_engine
@@ -56,19 +55,10 @@ def shared(engine_path: Path, model_path: Path) -> Iterator[LiveEngine]:
 @pytest.fixture
 def engine(shared: LiveEngine) -> LiveEngine:
     """An engine with empty slots, the first geometry and no page."""
-    for page in shared.tcp.get("/pages").json():
-        act(shared, 0, "page_drop", page["name"])
+    for page in shared.pages():
+        shared.page(0, "page_drop", page["name"])
     shared.reset()
     return shared
-
-
-def act(live: LiveEngine, slot: object, action: str, page: str) -> Answer:
-    answer = live.tcp.post(f"/slots/{slot}?action={action}&page={quote(page, safe='')}")
-    return Answer(answer.status_code, answer.json())
-
-
-def pages(live: LiveEngine) -> Any:
-    return live.tcp.get("/pages").json()
 
 
 def refused(answer: Answer, status: int, reason: str) -> Any:
@@ -85,12 +75,12 @@ def test_a_page_says_what_it_holds_and_leaves_its_slot_free(engine: LiveEngine) 
     engine.ask("/completion", **TALE, id_slot=1)
     held = engine.slots()[1]["n_prompt_tokens"]
     saved = engine.saved_state_bytes(1)
-    out = act(engine, 1, "page_out", "fox").receipt
+    out = engine.page(1, "page_out", "fox").receipt
     assert (out["id_slot"], out["page"], out["n_tokens"]) == (1, "fox", held)
     assert out["n_bytes"] == out["n_bytes_target"] == saved
     assert (out["n_bytes_draft"], out["n_bytes_spec"], out["n_checkpoints"]) == (0, 0, 0)
     assert out["ms"] > 0
-    (page,) = pages(engine)
+    (page,) = engine.pages()
     assert {key: page[key] for key in ("name", "n_tokens", "n_bytes", "parked", "running")} == {
         "name": "fox",
         "n_tokens": held,
@@ -101,7 +91,7 @@ def test_a_page_says_what_it_holds_and_leaves_its_slot_free(engine: LiveEngine) 
     assert engine.metric("page_store_bytes") == saved
     assert engine.metric("page_store_pages") == 1
     assert engine.slots()[1]["n_prompt_tokens"] == 0
-    refused(act(engine, 1, "page_out", "again"), 400, "empty_slot")
+    refused(engine.page(1, "page_out", "again"), 400, "empty_slot")
 
 
 def test_a_page_goes_into_any_slot_of_any_geometry_and_leaves_the_store(
@@ -112,17 +102,17 @@ def test_a_page_goes_into_any_slot_of_any_geometry_and_leaves_the_store(
     control = engine.ask("/completion", **longer, id_slot=1).receipt
     engine.erase()
     engine.ask("/completion", **TALE, id_slot=1)
-    out = act(engine, 1, "page_out", "fox").receipt
+    out = engine.page(1, "page_out", "fox").receipt
     engine.ask("/completion", prompt="Water begins to boil when", n_predict=4, id_slot=1)
     assert engine.reconfigure(n_ctx=12288, n_seq=4, kv_unified=True).receipt["outcome"] == "applied"
-    back = act(engine, 3, "page_in", "fox").receipt
+    back = engine.page(3, "page_in", "fox").receipt
     assert back["n_tokens"] == back["n_reusable"] == out["n_tokens"]
-    assert pages(engine) == []
+    assert engine.pages() == []
     assert engine.metric("page_store_bytes") == 0
     again = engine.ask("/completion", **longer, id_slot=3).receipt
     assert again["timings"]["cache_n"] == control["timings"]["cache_n"] == back["n_reusable"]
     assert again["content"] == control["content"]
-    refused(act(engine, 0, "page_in", "fox"), 404, "unknown_page")
+    refused(engine.page(0, "page_in", "fox"), 404, "unknown_page")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,11 +135,11 @@ def test_a_page_is_as_good_as_the_slot_it_came_from(
             said = [*text, *(each["id"] for each in first["completion_probabilities"])]
             slot = 1
             if paged:
-                out = act(live, 1, "page_out", "one").receipt
+                out = live.page(1, "page_out", "one").receipt
                 live.ask("/completion", **SAMPLED, prompt=text[::-1], id_slot=1)
                 if kind == "unified":
                     live.erase(1)  # cells of others change the order of the sums
-                back = act(live, 0, "page_in", "one").receipt
+                back = live.page(0, "page_in", "one").receipt
                 assert back["n_checkpoints"] == out["n_checkpoints"]
                 assert back["n_bytes_spec"] == out["n_bytes_spec"]
                 slot = 0
@@ -175,17 +165,17 @@ def test_a_parked_conversation_is_a_page_too(engine: LiveEngine) -> None:
     engine.ask("/completion", **TALE, id_slot=1)
     held = engine.slots()[1]["n_prompt_tokens"]
     engine.reconfigure(n_seq=1)
-    (page,) = pages(engine)
-    back = act(engine, 0, "page_in", page["name"]).receipt
+    (page,) = engine.pages()
+    back = engine.page(0, "page_in", page["name"]).receipt
     assert back["n_tokens"] == held
-    assert (pages(engine), engine.props()["parked"]) == ([], [])
+    assert (engine.pages(), engine.props()["parked"]) == ([], [])
     engine.ask("/completion", **TALE, id_slot=0)
     assert engine.reconfigure(n_seq=2).receipt["parked"] == []
     engine.ask("/completion", **TALE, id_slot=1)
     engine.reconfigure(n_seq=1)
-    (page,) = pages(engine)
-    assert act(engine, 0, "page_drop", page["name"]).status == 200
-    assert (pages(engine), engine.props()["parked"]) == ([], [])
+    (page,) = engine.pages()
+    assert engine.page(0, "page_drop", page["name"]).status == 200
+    assert (engine.pages(), engine.props()["parked"]) == ([], [])
 
 
 def test_a_parked_request_is_neither_taken_nor_dropped(engine: LiveEngine) -> None:
@@ -193,10 +183,10 @@ def test_a_parked_request_is_neither_taken_nor_dropped(engine: LiveEngine) -> No
         stream = running.start(**TALE | {"n_predict": 80}, id_slot=1)
         stream.reach(4)
         engine.reconfigure(n_seq=1)
-        (page,) = pages(engine)
+        (page,) = engine.pages()
         assert page["running"]
         for action in ("page_in", "page_drop"):
-            refused(act(engine, 0, action, page["name"]), 409, "request_waiting")
+            refused(engine.page(0, action, page["name"]), 409, "request_waiting")
         engine.reconfigure(n_seq=2)
         assert stream.result()["tokens_predicted"] == 80
 
@@ -205,7 +195,7 @@ def test_an_action_on_a_busy_slot_waits_for_it(engine: LiveEngine) -> None:
     with streams(engine) as running:
         stream = running.start(**TALE | {"n_predict": 40}, id_slot=1)
         stream.reach(2)
-        out = act(engine, 1, "page_out", "busy").receipt
+        out = engine.page(1, "page_out", "busy").receipt
         assert stream.result()["tokens_predicted"] == 40
         assert out["n_tokens"] == len(stream.chunks) + stream.result()["tokens_evaluated"] - 2
 
@@ -223,38 +213,38 @@ def test_an_action_on_a_busy_slot_waits_for_it(engine: LiveEngine) -> None:
 def test_a_name_that_is_none_is_refused(engine: LiveEngine, name: str) -> None:
     engine.ask("/completion", **TALE | {"n_predict": 1}, id_slot=0)
     held = engine.slots()[0]["n_prompt_tokens"]
-    refused(act(engine, 0, "page_out", name), 400, "bad_name")
+    refused(engine.page(0, "page_out", name), 400, "bad_name")
     assert engine.slots()[0]["n_prompt_tokens"] == held
     for action in ("page_in", "page_drop"):
-        answer = act(engine, 0, action, name)
+        answer = engine.page(0, action, name)
         assert answer.status in (400, 404), answer.body
 
 
 @pytest.mark.parametrize("slot", ["2", "-1", "x", "99999999999", "1x"])
 def test_a_slot_that_is_none_is_refused(engine: LiveEngine, slot: str) -> None:
-    refused(act(engine, slot, "page_out", "fox"), 400, "bad_slot")
-    refused(act(engine, slot, "page_in", "fox"), 400, "bad_slot")
+    refused(engine.page(slot, "page_out", "fox"), 400, "bad_slot")
+    refused(engine.page(slot, "page_in", "fox"), 400, "bad_slot")
 
 
 def test_a_page_that_is_too_large_for_the_slot_is_told_both_numbers(engine: LiveEngine) -> None:
     engine.ask("/completion", prompt="word " * 400, n_predict=1, id_slot=0)
-    held = act(engine, 0, "page_out", "long").receipt["n_tokens"]
+    held = engine.page(0, "page_out", "long").receipt["n_tokens"]
     engine.ask("/completion", **TALE | {"n_predict": 1}, id_slot=0)
     kept = engine.slots()[0]["n_prompt_tokens"]
     engine.reconfigure(n_ctx=512)
-    error = refused(act(engine, 0, "page_in", "long"), 409, "too_large")
+    error = refused(engine.page(0, "page_in", "long"), 409, "too_large")
     assert error["details"] == {"tokens_held": held, "tokens_fit": 256}
     assert engine.slots()[0]["n_prompt_tokens"] == kept
-    assert [page["n_tokens"] for page in pages(engine)] == [held]
+    assert [page["n_tokens"] for page in engine.pages()] == [held]
 
 
 def test_a_name_is_replaced_by_what_is_newer(engine: LiveEngine) -> None:
     engine.ask("/completion", **TALE, id_slot=0)
-    first = act(engine, 0, "page_out", "fox").receipt
+    first = engine.page(0, "page_out", "fox").receipt
     engine.ask("/completion", prompt="Water", n_predict=4, id_slot=0)
-    second = act(engine, 0, "page_out", "fox").receipt
+    second = engine.page(0, "page_out", "fox").receipt
     assert second["n_tokens"] < first["n_tokens"]
-    assert [page["n_tokens"] for page in pages(engine)] == [second["n_tokens"]]
+    assert [page["n_tokens"] for page in engine.pages()] == [second["n_tokens"]]
     assert engine.metric("page_store_bytes") == second["n_bytes"]
 
 
@@ -263,24 +253,24 @@ def test_the_ceiling_counts_pages_and_parked_states(engine_path: Path, model_pat
     with live_engine(engine_path, model_path, *options) as live:
         for slot in (0, 1, 2):
             live.ask("/completion", **TALE | {"n_predict": 16}, id_slot=slot)
-        first = act(live, 0, "page_out", "first").receipt
+        first = live.page(0, "page_out", "first").receipt
         assert 600_000 < first["n_bytes"] < 1_000_000
         live.ask("/completion", **TALE | {"n_predict": 48}, id_slot=0)
-        error = refused(act(live, 0, "page_out", "second"), 503, "page_ceiling")
+        error = refused(live.page(0, "page_out", "second"), 503, "page_ceiling")
         assert error["details"]["bytes_ceiling"] == 2_000_000
         assert error["details"]["bytes_used"] == first["n_bytes"]
         assert error["details"]["bytes_needed"] > 2_000_000 - first["n_bytes"]
         assert live.slots()[0]["n_prompt_tokens"] > 0
         # in place of its predecessor it fits
-        assert act(live, 0, "page_out", "first").status == 200
+        assert live.page(0, "page_out", "first").status == 200
         # a change that would park past the ceiling is refused, and nothing is touched
         answer = live.reconfigure(n_seq=1)
         assert (answer.status, answer.error["reason"]) == (409, "insufficient_memory")
         assert "--page-ram-bytes" in answer.error["message"]
         assert live.geometry()["n_seq"] == 3
-        act(live, 0, "page_drop", "first")
+        live.page(0, "page_drop", "first")
         assert len(live.reconfigure(n_seq=1).receipt["parked"]) == 2
-        assert live.metric("page_store_bytes") == sum(page["n_bytes"] for page in pages(live))
+        assert live.metric("page_store_bytes") == sum(page["n_bytes"] for page in live.pages())
 
 
 def test_a_private_engine_pages_on_its_unix_socket_only(
@@ -288,7 +278,7 @@ def test_a_private_engine_pages_on_its_unix_socket_only(
 ) -> None:
     with live_engine(engine_path, model_path, "--admin-private") as live:
         live.ask("/completion", **TALE, id_slot=0)
-        answer = act(live, 0, "page_out", "fox")
+        answer = live.page(0, "page_out", "fox")
         assert (answer.status, answer.error["type"]) == (403, "permission_error")
         assert live.unix.post("/slots/0?action=page_out&page=fox").status_code == 200
 
@@ -296,11 +286,11 @@ def test_a_private_engine_pages_on_its_unix_socket_only(
 def test_pages_outlive_sleep(engine_path: Path, model_path: Path) -> None:
     with live_engine(engine_path, model_path, "--sleep-idle-seconds", "1") as live:
         said = live.ask("/completion", **TALE, id_slot=0).receipt["content"]
-        out = act(live, 0, "page_out", "fox").receipt
+        out = live.page(0, "page_out", "fox").receipt
         until(lambda: live.props()["is_sleeping"])
-        assert [page["name"] for page in pages(live)] == ["fox"]
+        assert [page["name"] for page in live.pages()] == ["fox"]
         assert live.props()["is_sleeping"], "a listing wakes nobody"
-        back = act(live, 1, "page_in", "fox").receipt
+        back = live.page(1, "page_in", "fox").receipt
         assert back["n_reusable"] == out["n_tokens"]
         longer = TALE | {"prompt": f"{TALE['prompt']}{said} Then", "id_slot": 1}
         again = live.ask("/completion", **longer).receipt
@@ -311,14 +301,14 @@ def test_a_page_of_another_kv_cache_is_refused_and_good_again_afterwards(
     engine: LiveEngine,
 ) -> None:
     engine.ask("/completion", **TALE, id_slot=0)
-    held = act(engine, 0, "page_out", "fox").receipt["n_tokens"]
+    held = engine.page(0, "page_out", "fox").receipt["n_tokens"]
     engine.reconfigure(cache_type_k="q8_0", force=True)
-    error = refused(act(engine, 0, "page_in", "fox"), 409, "page_mismatch")
+    error = refused(engine.page(0, "page_in", "fox"), 409, "page_mismatch")
     assert "KV: f16, f16" in error["message"]
     assert "KV: q8_0, f16" in error["message"]
-    assert [page["name"] for page in pages(engine)] == ["fox"]
+    assert [page["name"] for page in engine.pages()] == ["fox"]
     engine.reconfigure(cache_type_k="f16", force=True)
-    assert act(engine, 0, "page_in", "fox").receipt["n_reusable"] == held
+    assert engine.page(0, "page_in", "fox").receipt["n_reusable"] == held
 
 
 @pytest.mark.parametrize("step", ["page_out 1", "page_in 1"])
@@ -337,18 +327,18 @@ def test_a_verb_that_fails_leaves_slot_and_page_as_they_were(
             return answer["timings"]["cache_n"], answer["content"]
 
         grow_on(0, 0)
-        act(live, 0, "page_out", "other")
+        live.page(0, "page_out", "other")
         grow_on(1, 0)
         held = live.slots()[1]["n_prompt_tokens"]
         # faults are read when a change begins
         faults.write_text(f"{step}\n")
         live.reconfigure(n_ctx=8192)
         action, page = step.split()[0], "new" if step == "page_out 1" else "other"
-        error = refused(act(live, 1, action, page), 500, "page_failed")
+        error = refused(live.page(1, action, page), 500, "page_failed")
         assert "as " in error["message"]
         assert live.slots()[1]["n_prompt_tokens"] == held
-        assert [listed["name"] for listed in pages(live)] == ["other"]
+        assert [listed["name"] for listed in live.pages()] == ["other"]
         n_reused, content = grow_on(1, 9)
         assert n_reused > 60
-        assert act(live, 0, "page_in", "other").receipt["n_tokens"] == held
+        assert live.page(0, "page_in", "other").receipt["n_tokens"] == held
         assert grow_on(0, 9) == (n_reused, content)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import N_CTX, N_SEQ, LiveEngine, live_engine
 from sandbox import WITHIN_S, until
-from streams import streams
+from streams import streaming_socket, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +60,7 @@ def test_a_slot_past_the_last_one_is_parked_and_comes_back_to_its_place(engine: 
     assert receipt["slots"] == [{"slot": 1, "tokens": held, "fate": "parked"}]
     assert receipt["tokens_held"] == held
 
-    (page,) = engine.tcp.get("/pages").json()
+    (page,) = engine.pages()
     assert page["n_tokens"] == held
     assert page["n_bytes"] == page["n_bytes_target"] == receipt["bytes_held"] > held * 23040
     assert (page["slot"], page["reason"], page["parked"], page["running"]) == (
@@ -83,7 +81,7 @@ def test_a_slot_past_the_last_one_is_parked_and_comes_back_to_its_place(engine: 
     receipt = engine.applied(n_seq=2)
     assert receipt["slots"] == [{"slot": 1, "tokens": held, "fate": "placed", "from": 1}]
     assert receipt["parked"] == []
-    assert engine.tcp.get("/pages").json() == []
+    assert engine.pages() == []
     assert engine.metric("parked_states") == 0
     again = continued(engine, 1, said)
     assert again["timings"]["cache_n"] == control["timings"]["cache_n"] > 30
@@ -299,26 +297,15 @@ def test_parked_time_counts_as_nobodys_work(engine: LiveEngine) -> None:
     assert (timings["prompt_ms"] + timings["predicted_ms"]) / 1000 < wall_s - parked_s
 
 
-@contextmanager
-def streaming_socket(live: LiveEngine, **body: object) -> Iterator[None]:
-    """Stream a completion on a connection that is closed at the end of the block."""
-    text = json.dumps(body | {"stream": True})
-    head = f"POST /completion HTTP/1.1\r\nHost: engine\r\nContent-Length: {len(text)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", live.port), WITHIN_S) as client:
-        client.sendall((head + text).encode())
-        assert client.recv(20).startswith(b"HTTP/1.1 200")
-        yield
-
-
 def test_a_parked_generation_whose_client_is_gone_is_freed(engine: LiveEngine) -> None:
     with streaming_socket(engine, **LONG | {"n_predict": -1, "id_slot": 1}):
         until(lambda: engine.slots()[1]["next_token"][0]["n_decoded"] > 4)
         assert engine.applied(n_seq=1)["parked"][0]["running"]
-        assert len(engine.tcp.get("/pages").json()) == 1
+        assert len(engine.pages()) == 1
         assert engine.metric("requests_deferred") == 1
     # answers for others, /slots is one, do not keep the server from noticing
     until(lambda: len(engine.slots()) == 1, within_s=10)
-    assert engine.tcp.get("/pages").json() == []
+    assert engine.pages() == []
     receipt = engine.applied(n_seq=2)
     assert (receipt["slots"], receipt["parked"]) == ([], [])
     assert engine.ask("/completion", **TALE, id_slot=1).status == 200
@@ -350,7 +337,7 @@ def test_a_change_while_asleep_wakes_the_server_and_a_wake_keeps_the_geometry(
         assert parked["tokens_held"] == held
         until(lambda: live.props()["is_sleeping"])
         assert live.geometry()["n_seq"] == 1
-        assert len(live.tcp.get("/pages").json()) == 1, "a listing wakes nobody"
+        assert len(live.pages()) == 1, "a listing wakes nobody"
         assert live.props()["is_sleeping"]
         receipt = live.reconfigure(n_ctx=8192, n_seq=2).receipt
         assert receipt["previous"]["n_seq"] == 1
@@ -385,7 +372,7 @@ def test_another_cache_type_is_a_cold_start_that_has_to_be_forced(engine: LiveEn
     ]
     assert receipt["parked"] == []
     assert engine.geometry()["cache_type_k"] == "q8_0"
-    assert engine.tcp.get("/pages").json() == []
+    assert engine.pages() == []
     assert engine.metric("reconfigure_dropped_total") == n_dropped + 2
     assert "by force" in engine.log()
     assert engine.ask("/completion", **TALE, id_slot=0).receipt["timings"]["cache_n"] == 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import N_CTX, N_SEQ, LiveEngine, live_engine
+from sandbox import until
 from streams import Stream, streams
 
 if TYPE_CHECKING:
@@ -209,3 +210,29 @@ def test_slow_steps_hold_up_nobody_else(tools_dir: Path, model_path: Path) -> No
         assert receipt["outside_pause_ms"]["build"] > 200
         assert late.result().status == 200
         assert stream.result()["tokens_predicted"] == body["n_predict"]
+
+
+def test_a_slot_that_was_to_be_parked_and_can_stay_after_all_keeps_its_drafts(
+    tools_dir: Path, tiny: TinyModels
+) -> None:
+    """Room comes free while the new contexts are built, and memory was set aside for parking."""
+    env = {"LLAMA_SERVER_TEST_STEP_DELAY_MS": "300"}
+    draft = ("--spec-type", "draft-simple", "--model-draft", str(tiny.model("llama-draft")))
+    engine, model = tools_dir / "llama-server-faults", tiny.model("llama-dense")
+    unified = ("--kv-unified", "--no-cache-idle-slots", "--cache-ram", "0")
+    with (
+        live_engine(engine, model, *LONG_WINDOW, *draft, *unified, env=env) as live,
+        streams(live) as running,
+    ):
+        for slot in (1, 0):
+            prompt = [slot + 20, *range(30, 90), *range(30, 90), *range(30, 60)]
+            live.ask("/completion", **BODY | {"n_predict": 8}, prompt=prompt, id_slot=slot)
+        planned = live.reconfigure(n_ctx=256, dry_run=True).receipt
+        assert [parked["slot"] for parked in planned["parked"]] == [1]
+        change = running.submit(lambda: live.reconfigure(n_ctx=256))
+        until(lambda: live.log().count("building the new contexts") == 2)
+        live.erase(0)
+        receipt = change.result().receipt
+        assert receipt["outcome"] == "applied"
+        assert [slot["fate"] for slot in receipt["slots"]] == ["resident"]
+        assert receipt["parked"] == []
