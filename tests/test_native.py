@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -10,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from llamactl_builder import paths, toolchain
+from llamactl_builder import paths, pin, source, toolchain
 
 NATIVE = Path(__file__).parent / "native"
 OVERLAY = Path(__file__).parents[1] / "patches/overlay/tools/server"
@@ -28,6 +29,13 @@ CASES = [
 ]
 
 
+@functools.cache
+def vendor() -> Path:
+    """What upstream carries of other projects; sources include it from there."""
+    patches = paths.patches_dir()
+    return source.fetch(pin.load(patches), patches) / "vendor"
+
+
 def built(test: Path) -> Path:
     """The test program, compiled once for a content of test, overlay, flags and compiler."""
     found = SOURCES.match(test.read_text())
@@ -42,7 +50,10 @@ def built(test: Path) -> Path:
         program.parent.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
             made = Path(scratch) / "program"
-            toolchain.run(compiler.path, *FLAGS, *map(str, sources), "-o", str(made))
+            toolchain.run(
+                *(compiler.path, *FLAGS, "-isystem", str(vendor()), *map(str, sources)),
+                *("-o", str(made)),
+            )
             made.rename(program)
     return program
 

@@ -1,0 +1,17 @@
+#pragma once
+
+// The checksum of page files: XXH3, 64 bits. It finds damage, it proves no origin.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+struct server_page_span {
+    const void * data = nullptr;
+    size_t       size = 0;
+};
+
+uint64_t server_page_checksum(const void * data, size_t size);
+
+// of the parts one after another
+uint64_t server_page_checksum(const std::vector<server_page_span> & parts);
