@@ -46,13 +46,14 @@ static const char * section_name(uint32_t id) {
 // which sections a file of a kind has: some once and in order, then any number of checkpoints where the kind has them
 struct codec_layout {
     uint32_t kind;
+    const char * suffix;
     std::vector<uint32_t> once;
     size_t n_checkpoints_max;
 };
 
-static const codec_layout LAYOUT_CKPT  = { 1, { SECTION_IDENTITY, SECTION_MEMBERS, SECTION_POSITIONS }, N_CHECKPOINTS_MAX };
-static const codec_layout LAYOUT_LORA  = { 2, { SECTION_ADAPTERS }, 0 };
-static const codec_layout LAYOUT_DRAFT = { 3, { SECTION_STATE, SECTION_SPEC }, 0 };
+static const codec_layout LAYOUT_CKPT  = { 1, ".ckpt", { SECTION_IDENTITY, SECTION_MEMBERS, SECTION_POSITIONS }, N_CHECKPOINTS_MAX };
+static const codec_layout LAYOUT_LORA  = { 2, ".lora", { SECTION_ADAPTERS }, 0 };
+static const codec_layout LAYOUT_DRAFT = { 3, ".dft", { SECTION_STATE, SECTION_SPEC }, 0 };
 
 //
 // what the format allows: one set of rules for both directions, empty: nothing is wrong
@@ -138,10 +139,11 @@ static std::string content_error(const std::vector<server_page_member> & members
 
 static std::string content_error(const server_page_checkpoint & checkpoint) {
     if (checkpoint.n_tokens < 0) {
-        return "a checkpoint of " + std::to_string(checkpoint.n_tokens) + " tokens";
+        return "a checkpoint has " + std::to_string(checkpoint.n_tokens) + " tokens, the least is 0";
     }
     if (checkpoint.pos_min < 0 || checkpoint.pos_min > checkpoint.pos_max) {
-        return "a checkpoint of the positions " + std::to_string(checkpoint.pos_min) + " to " + std::to_string(checkpoint.pos_max);
+        return "a checkpoint has the positions " + std::to_string(checkpoint.pos_min) + " to " + std::to_string(checkpoint.pos_max) +
+                ", the first must not be negative and not above the last";
     }
     return "";
 }
@@ -410,10 +412,10 @@ static server_page_decode_result torn(size_t size, const std::string & wanted) {
 static server_page_decode_result read_sections(
         const codec_layout & layout, const uint8_t * data, size_t size, std::vector<codec_section> & sections) {
     if (!std::equal(data, data + std::min(size, sizeof(MAGIC)), MAGIC)) {
-        return { SERVER_PAGE_DECODE_FOREIGN, "the file begins with other bytes than a page's files: another program made it" };
+        return { SERVER_PAGE_DECODE_FOREIGN, "the file does not begin as a page's files do: it is another program's, or was overwritten" };
     }
     if (size < N_BYTES_FIXED) {
-        return torn(size, "the least is " + std::to_string(N_BYTES_FIXED));
+        return torn(size, "the first part of the header alone has " + std::to_string(N_BYTES_FIXED));
     }
 
     codec_reader fixed = { data + sizeof(MAGIC), N_BYTES_FIXED - sizeof(MAGIC) };
@@ -423,7 +425,8 @@ static server_page_decode_result read_sections(
     const uint32_t n       = fixed.u32();
 
     if (kind != layout.kind) {
-        return corrupt("the file is of kind " + std::to_string(kind) + ", this name wants kind " + std::to_string(layout.kind));
+        return corrupt("the file is of kind " + std::to_string(kind) + ", a " + layout.suffix + " file is of kind " +
+                std::to_string(layout.kind));
     }
     if (version != SERVER_PAGE_CODEC_VERSION) {
         return { SERVER_PAGE_DECODE_VERSION, "the file has format version " + std::to_string(version) + ", this server reads version " +
@@ -440,8 +443,8 @@ static server_page_decode_result read_sections(
 
     const size_t n_once = layout.once.size();
     if (n < n_once || n > n_once + layout.n_checkpoints_max) {
-        return corrupt(std::to_string(n) + " sections, " + std::to_string(n_once) + " to " +
-                std::to_string(n_once + layout.n_checkpoints_max) + " are allowed");
+        return corrupt("the file has " + std::to_string(n) + " sections, a " + layout.suffix + " file has " + std::to_string(n_once) +
+                " to " + std::to_string(n_once + layout.n_checkpoints_max));
     }
 
     const codec_reader table = { data + N_BYTES_FIXED, size_t(n_header) - N_BYTES_FIXED };
