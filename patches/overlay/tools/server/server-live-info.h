@@ -44,7 +44,14 @@ struct server_parked_info {
 struct server_page_counters {
     uint64_t n_out    = 0;
     uint64_t n_in     = 0;
+    uint64_t n_spill  = 0;
     uint64_t n_failed = 0;
+};
+
+// for the sake of --ctx-checkpoints-bytes
+struct server_checkpoint_counters {
+    uint64_t n_evicted = 0;
+    uint64_t n_skipped = 0; // not made
 };
 
 // upper bounds of the histogram of pauses
@@ -73,6 +80,8 @@ struct server_live_info {
 
     std::vector<server_page_info> pages; // parked states too
     server_page_counters          page_counters;
+
+    server_checkpoint_counters checkpoint_counters;
 
     std::shared_ptr<const server_reconfigure_result> last_reconfigure; // nullptr before the first one that was applied
 };

@@ -8,24 +8,29 @@ struct server_page_store::budget {
 
     // bytes that are charged for as long as this lives
     struct taken final : server_page_charge {
-        taken(std::shared_ptr<budget> from, size_t n_bytes) : from(std::move(from)), n_bytes(n_bytes) {}
+        explicit taken(std::shared_ptr<budget> from) : from(std::move(from)) {}
 
         ~taken() override {
             std::lock_guard<std::mutex> lock(from->mutex);
             from->used -= n_bytes;
+            from->passing &= !passing;
         }
 
         std::shared_ptr<budget> from;
-        size_t n_bytes;
+
+        size_t n_bytes = 0;
+        bool   passing = false; // the one that may pass the ceiling
     };
 
     size_t limit;
 
     mutable std::mutex mutex;
-    size_t used = 0;
+    size_t used    = 0;
+    bool   passing = false;
 
+    // the mutex is held; `n_bytes_freed` is part of what is used
     bool fits(size_t n_bytes, size_t n_bytes_freed) const {
-        return limit == 0 || (n_bytes <= limit && used - n_bytes_freed <= limit - n_bytes); // the mutex is held
+        return limit == 0 || (n_bytes <= limit && used - n_bytes_freed <= limit - n_bytes);
     }
 };
 
@@ -49,42 +54,69 @@ size_t server_page_store::used() const {
 size_t server_page_store::freed_by_replacing(const std::string & name) const {
     const auto it = entries.find(name);
 
-    return it != entries.end() && it->second.page.use_count() == 1 ? it->second.page->n_bytes : 0;
+    return it != entries.end() && it->second.page && it->second.page.use_count() == 1 ? it->second.page->n_bytes : 0;
 }
 
-bool server_page_store::admits(const std::string & name, size_t n_bytes) const {
-    std::lock_guard<std::mutex> lock(mutex);
-    std::lock_guard<std::mutex> lock_bytes(bytes->mutex);
+std::shared_ptr<server_page_charge> server_page_store::charge(size_t n_bytes, size_t n_bytes_freed, bool passing) {
+    auto res = std::make_shared<budget::taken>(bytes);
 
-    return bytes->fits(n_bytes, freed_by_replacing(name));
+    std::lock_guard<std::mutex> lock(bytes->mutex);
+
+    if (!bytes->fits(n_bytes, 0)) {
+        if (bytes->passing || !(passing || bytes->fits(n_bytes, n_bytes_freed))) {
+            return nullptr;
+        }
+        bytes->passing = res->passing = true;
+    }
+    bytes->used += res->n_bytes = n_bytes;
+
+    return res;
 }
 
-bool server_page_store::put(std::shared_ptr<server_page_base> page, bool over_ceiling) {
-    std::shared_ptr<server_page_base> replaced; // let go after the locks: it gives its bytes back then
+std::shared_ptr<server_page_charge> server_page_store::reserve(const std::string & name, size_t n_bytes) {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    return charge(n_bytes, freed_by_replacing(name), false);
+}
+
+std::shared_ptr<server_page_charge> server_page_store::reserve_passing(size_t n_bytes) {
+    return charge(n_bytes, 0, true);
+}
+
+bool server_page_store::put(std::shared_ptr<server_page_base> page, bool over_ceiling, std::shared_ptr<server_page_base> * replaced) {
+    std::shared_ptr<server_page_base> gone; // let go after the locks: it gives its bytes back then
 
     std::lock_guard<std::mutex> lock(mutex);
+
+    if (!page->charge) {
+        page->charge = std::make_shared<budget::taken>(bytes);
+    }
+    auto & taken = static_cast<budget::taken &>(*page->charge);
+    auto & entry = entries[page->name];
+
     {
         std::lock_guard<std::mutex> lock_bytes(bytes->mutex);
 
-        if (!over_ceiling && !bytes->fits(page->n_bytes, freed_by_replacing(page->name))) {
+        if (!over_ceiling && !bytes->fits(page->n_bytes, taken.n_bytes + freed_by_replacing(page->name))) {
+            if (!entry.page) {
+                entries.erase(page->name);
+            }
             return false;
         }
-        bytes->used += page->n_bytes;
+        bytes->used += page->n_bytes - taken.n_bytes;
+        taken.n_bytes = page->n_bytes;
+
+        bytes->passing &= !taken.passing;
+        taken.passing = false;
     }
 
-    try {
-        page->charge = std::make_shared<budget::taken>(bytes, page->n_bytes);
-    } catch (...) {
-        std::lock_guard<std::mutex> lock_bytes(bytes->mutex);
-        bytes->used -= page->n_bytes;
-        throw;
-    }
-
-    auto & entry = entries[page->name];
-
-    replaced   = std::move(entry.page);
+    gone       = std::move(entry.page);
     entry.page = std::move(page);
     entry.n    = n_put++;
+
+    if (replaced) {
+        *replaced = std::move(gone);
+    }
 
     return true;
 }

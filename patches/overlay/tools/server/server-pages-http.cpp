@@ -1,113 +1,180 @@
 #include "server-pages-http.h"
 
-#include <cerrno>
-#include <cstdlib>
-#include <new>
-
-// a slot that is used between the steps has to be measured again; it does not go on for ever
-static constexpr int N_TRIES = 8;
+#include "server-pages-disk.h"
 
 bool server_page_is_action(const std::string & action) {
-    return action == "page_out" || action == "page_in" || action == "page_drop";
+    return action == "page_out" || action == "page_in" || action == "page_drop" || server_page_has_files(action);
 }
 
-static server_page_result refused(const server_page_request & request, server_page_reason reason, const std::string & message) {
-    server_page_result res;
-    res.reason  = reason;
-    res.message = message;
-    res.id_slot = request.id_slot;
-    res.name    = request.name;
+bool server_page_has_files(const std::string & action) {
+    return action == "spill" || action == "save" || action == "restore";
+}
+
+// what a body may say
+struct file_body {
+    std::string filename;
+    bool        drop = false;
+};
+
+static file_body parse_body(const server_page_words & words) {
+    const bool is_spill = words.action == "spill";
+
+    file_body res;
+
+    if (words.body.empty() && is_spill) {
+        res.filename = words.page;
+        return res;
+    }
+
+    const json body = json::parse_no_throw(words.body);
+    if (!body.is_object()) {
+        throw std::invalid_argument("the body has to be a JSON object");
+    }
+
+    if (body.contains("filename")) {
+        if (!body.at("filename").is_string()) {
+            throw std::invalid_argument("'filename' has to be a string");
+        }
+        res.filename = body.at("filename").get<std::string>();
+    } else if (is_spill) {
+        res.filename = words.page;
+    } else {
+        throw std::invalid_argument("'filename' is missing");
+    }
+
+    if (is_spill && body.contains("drop")) {
+        if (!body.at("drop").is_boolean()) {
+            throw std::invalid_argument("'drop' has to be true or false");
+        }
+        res.drop = body.at("drop").get<bool>();
+    }
+
     return res;
 }
 
-static bool parse_slot(const std::string & text, int32_t & id_slot) {
-    char * end = nullptr;
-
-    errno = 0;
-    const long value = strtol(text.c_str(), &end, 10);
-    if (text.empty() || *end != '\0' || errno != 0 || value < 0 || value > INT32_MAX) {
-        return false;
+static std::optional<server_page_result> spill(const server_page_steps & steps, server_page_files & files, server_page_request request, const file_body & body) {
+    auto held = server_page_hold(steps, request);
+    if (!held || held->reason != SERVER_PAGE_REASON_NONE) {
+        return held;
     }
 
-    id_slot = (int32_t) value;
-    return true;
+    auto res = server_page_save(files, body.filename, std::move(*held));
+
+    if (res.reason == SERVER_PAGE_REASON_NONE && body.drop) {
+        // this page, not one that has taken its name meanwhile
+        request.source = res.held;
+
+        const auto dropped = server_page_drop(steps, request);
+        res.dropped = dropped && dropped->dropped;
+    }
+
+    return res;
 }
 
-std::optional<server_page_result> server_page_handle(
-        const std::string & id_slot,
-        const std::string & action,
-        const std::string & name,
-        const std::function<std::optional<server_page_result>(const server_page_request &)> & run,
-        const std::function<std::shared_ptr<server_page_base>(size_t n_bytes)>              & allocate) {
+static std::optional<server_page_result> save(const server_page_steps & steps, server_page_files & files, const server_page_request & request) {
+    auto held = server_page_copy(steps, request);
+    if (!held || held->reason != SERVER_PAGE_REASON_NONE) {
+        return held;
+    }
+
+    return server_page_save(files, request.name, std::move(*held));
+}
+
+static std::optional<server_page_result> restore(const server_page_steps & steps, server_page_files & files, server_page_request request) {
+    auto loaded = server_page_load(files, steps.store, request, request.name);
+    if (loaded.reason != SERVER_PAGE_REASON_NONE) {
+        return loaded;
+    }
+
+    request.source      = std::move(loaded.held);
+    request.allow_media = true;
+
+    auto res = server_page_in(steps, request);
+    if (res) {
+        res->n_bytes_file = loaded.n_bytes_file;
+        res->filename     = request.name;
+    }
+    return res;
+}
+
+std::optional<server_page_result> server_page_handle(const server_page_steps & steps, const std::string & dir, const server_page_words & words) {
+    const int64_t t_start = ggml_time_us();
+
     server_page_request request;
-    request.name = name;
+    request.name = words.page;
 
-    if (!parse_slot(id_slot, request.id_slot)) {
-        return refused(request, SERVER_PAGE_REASON_BAD_SLOT, "the slot has to be a number, got '" + id_slot + "'");
+    if (auto error = server_page_slot_error(words.id_slot, request)) {
+        return error;
     }
 
-    // another verb is given the name of a page that there is, or is told that there is none
-    const std::string error = action == "page_out" ? server_page_name_error(name) : name.empty() ? "the parameter 'page' names no page" : "";
-    if (!error.empty()) {
-        return refused(request, SERVER_PAGE_REASON_BAD_NAME, error);
+    if (words.action == "page_out") {
+        return server_page_out(steps, request);
+    }
+    if (words.action == "page_in") {
+        return server_page_in(steps, request);
+    }
+    if (words.action == "page_drop") {
+        return server_page_drop(steps, request);
     }
 
-    if (action == "page_drop") {
-        request.op = SERVER_PAGE_OP_DROP;
-        return run(request);
+    file_body body;
+    try {
+        body = parse_body(words);
+    } catch (const std::invalid_argument & e) {
+        return server_page_refused(request, SERVER_PAGE_REASON_BAD_BODY, e.what());
     }
 
-    const auto op = action == "page_out" ? SERVER_PAGE_OP_OUT : SERVER_PAGE_OP_IN;
-
-    size_t n_bytes = 0; // of the state that will be captured: what goes out, or what a page in finds in its slot
-
-    for (int i = 0; i < N_TRIES; ++i) {
-        request.op   = SERVER_PAGE_OP_MEASURE;
-        request.page = nullptr;
-
-        const auto measured = run(request);
-        if (!measured || measured->reason != SERVER_PAGE_REASON_NONE) {
-            return measured;
-        }
-
-        n_bytes = measured->n_bytes_target + measured->n_bytes_draft;
-
-        try {
-            request.op   = op;
-            request.page = allocate(n_bytes);
-        } catch (const std::bad_alloc &) {
-            return refused(request, SERVER_PAGE_REASON_CEILING, "there is no memory for " + std::to_string(n_bytes) + " bytes");
-        }
-
-        const auto done = run(request);
-        if (!done || !done->retry) {
-            return done;
-        }
+    const std::string error = server_page_file_name_error(body.filename);
+    if (!error.empty() || !fs_validate_filename(body.filename)) {
+        return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME, "Invalid filename" + (error.empty() ? "" : ": " + error));
     }
 
-    return refused(request, SERVER_PAGE_REASON_FAILED, "the slot is used again and again: nothing was changed");
+    server_page_files files(server_page_os_native(), dir);
+
+    if (words.action != "spill") {
+        request.name = body.filename;
+    }
+
+    auto res = words.action == "spill"   ? spill  (steps, files, request, body) :
+               words.action == "save"    ? save   (steps, files, request) :
+                                           restore(steps, files, request);
+    if (res) {
+        res->t_total_us = ggml_time_us() - t_start;
+    }
+    return res;
 }
 
-json server_page_result_to_json(const server_page_result & result) {
-    if (result.reason != SERVER_PAGE_REASON_NONE) {
-        json details = json::object();
-        for (const auto & [key, value] : result.details) {
-            details[key] = value;
+static json error_to_json(const server_page_result & result) {
+    json details = json::object();
+    for (const auto & [key, value] : result.details) {
+        details[key] = value;
+    }
+
+    if (!result.differences.empty()) {
+        details["fields"] = json::array();
+        for (const auto & d : result.differences) {
+            details["fields"].push_back({ {"field", d.field}, {"page", d.page}, {"server", d.server} });
         }
-        return {
-            {"error", {
-                {"code",    server_page_reason_status(result.reason)},
-                {"type",    "page_refused"},
-                {"reason",  server_page_reason_name(result.reason)},
-                {"message", result.message},
-                {"details", details},
-            }},
-        };
+    }
+
+    return {
+        {"error", {
+            {"code",    server_page_reason_status(result.reason)},
+            {"type",    "page_refused"},
+            {"reason",  server_page_reason_name(result.reason)},
+            {"message", result.message},
+            {"details", details},
+        }},
+    };
+}
+
+json server_page_result_to_json(const std::string & action, const server_page_result & result) {
+    if (result.reason != SERVER_PAGE_REASON_NONE) {
+        return error_to_json(result);
     }
 
     json res = {
         {"id_slot",             result.id_slot},
-        {"page",                result.name},
         {"n_tokens",            result.n_tokens},
         {"n_bytes",             result.n_bytes()},
         {"n_bytes_target",      result.n_bytes_target},
@@ -115,10 +182,42 @@ json server_page_result_to_json(const server_page_result & result) {
         {"n_bytes_spec",        result.n_bytes_spec},
         {"n_bytes_checkpoints", result.n_bytes_checkpoints},
         {"n_checkpoints",       result.n_checkpoints},
-        {"ms",                  result.t_us / 1000.0},
     };
     if (result.n_reusable >= 0) {
         res["n_reusable"] = result.n_reusable;
     }
+
+    if (!server_page_has_files(action)) {
+        res["page"] = result.name;
+        res["ms"]   = result.t_us / 1000.0;
+        return res;
+    }
+
+    res["filename"] = result.filename;
+
+    if (action == "spill") {
+        res["page"]      = result.name;
+        res["n_written"] = result.n_bytes_file;
+        res["dropped"]   = result.dropped;
+        res["ms"]        = result.t_total_us / 1000.0;
+        return res;
+    }
+
+    // as llama-server answers
+    const bool is_save = action == "save";
+    res[is_save ? "n_saved"   : "n_restored"] = result.n_tokens;
+    res[is_save ? "n_written" : "n_read"]     = result.n_bytes_file;
+    res["timings"] = {
+        {is_save ? "save_ms" : "restore_ms", result.t_total_us / 1000.0},
+        {"engine_ms", result.t_us / 1000.0},
+    };
+
+    if (!is_save) {
+        res["lost"] = json::array();
+        for (const auto & loss : result.losses) {
+            res["lost"].push_back({ {"file", result.filename + loss.suffix}, {"why", loss.why} });
+        }
+    }
+
     return res;
 }

@@ -252,7 +252,7 @@ json server_live_pages_to_json(const server_live_info & live, int64_t t_now_us) 
     return res;
 }
 
-std::string server_live_to_metrics(const server_live_info & live, int64_t n_cells_used, int64_t n_bytes_pages) {
+std::string server_live_to_metrics(const server_live_info & live, const server_live_gauges & gauges) {
     std::ostringstream out;
     out.precision(15);
 
@@ -270,14 +270,19 @@ std::string server_live_to_metrics(const server_live_info & live, int64_t n_cell
     item("reconfigure_failed_total",   "counter", "Changes that failed on the way, the old geometry went on",            counters.n_failed);
     item("reconfigure_dropped_total",  "counter", "States that a forced change dropped",                                 counters.n_dropped);
     item("parked_states",              "gauge",   "States that the geometry has no place for, kept in host memory",      live.parked.size());
-    item("kv_cells_used",              "gauge",   "Tokens that the slots hold",                                          n_cells_used);
+    item("kv_cells_used",              "gauge",   "Tokens that the slots hold",                                          gauges.n_cells_used);
     item("kv_cells_total",             "gauge",   "Cells of the context",                                                live.serving ? live.geometry.n_ctx : 0);
 
-    item("page_store_bytes",           "gauge",   "Bytes of host memory that pages take, parked states included",        n_bytes_pages);
+    item("page_store_bytes",           "gauge",   "Bytes of host memory that pages take, parked states included",        gauges.n_bytes_pages);
     item("page_store_pages",           "gauge",   "Pages in host memory, parked states included",                        live.pages.size());
     item("page_out_total",             "counter", "Conversations that left their slot for a page",                       live.page_counters.n_out);
     item("page_in_total",              "counter", "Pages that went into a slot",                                         live.page_counters.n_in);
+    item("page_spill_total",           "counter", "Pages that were written to files",                                     live.page_counters.n_spill);
     item("page_failed_total",          "counter", "Page actions that failed or found no room",                           live.page_counters.n_failed);
+
+    item("ctx_checkpoint_bytes",       "gauge",   "Bytes of host memory that the slots' context checkpoints take",        gauges.n_bytes_checkpoints);
+    item("ctx_checkpoints_evicted_budget_total", "counter", "Context checkpoints that were given up for the budget",     live.checkpoint_counters.n_evicted);
+    item("ctx_checkpoints_skipped_budget_total", "counter", "Context checkpoints that were not made for the budget",     live.checkpoint_counters.n_skipped);
 
     const char * pause = "llamacpp:reconfigure_pause_seconds";
 

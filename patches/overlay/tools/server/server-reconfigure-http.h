@@ -27,4 +27,10 @@ json server_live_parked_to_json(const server_live_info & live);
 json server_live_pages_to_json (const server_live_info & live, int64_t t_now_us);
 
 // Prometheus text, to be added to the rest of /metrics
-std::string server_live_to_metrics(const server_live_info & live, int64_t n_cells_used, int64_t n_bytes_pages);
+struct server_live_gauges {
+    int64_t n_cells_used        = 0;
+    int64_t n_bytes_pages       = 0;
+    int64_t n_bytes_checkpoints = 0;
+};
+
+std::string server_live_to_metrics(const server_live_info & live, const server_live_gauges & gauges);

@@ -52,6 +52,12 @@ struct server_reconfigure_live final : server_reconfigure_engine {
     json          parked_slots() const;                             // for /slots
     void          forget_parked(const std::string & name);          // its page is used or dropped
 
+    bool has_draft() const;
+
+    // make memory resident in the contexts that serve, beside decoding, then call `done` on the worker's thread
+    // returns false, and does nothing, while a change is under way
+    bool prefault_beside(int32_t id_slot, uint32_t n_cells, const std::function<void()> & done);
+
     void count_bad_request(); // any thread
     void update_info(const std::function<void(server_live_info &)> & update);
 

@@ -123,14 +123,17 @@ bool server_slot_page_capture(const server_seq_ref & src, llama_state_seq_flags 
         return false;
     }
 
+    page.tgt = page.buffer.data();
+    page.dft = page.buffer.data() + page.size.tgt;
+
     page.pos_max_tgt = pos_max(src.ctx_tgt, src.id);
     page.pos_max_dft = pos_max(src.ctx_dft, src.id);
 
-    return server_slot_page_read(src, flags, page.buffer.data(), page.buffer.data() + page.size.tgt, page.size, error);
+    return server_slot_page_read(src, flags, page.tgt, page.dft, page.size, error);
 }
 
 bool server_slot_page_restore(const server_slot_page & page, const server_seq_ref & dst, llama_state_seq_flags flags, std::string & error) {
-    if (!server_slot_page_write(dst, flags, page.buffer.data(), page.buffer.data() + page.size.tgt, page.size, error)) {
+    if (!server_slot_page_write(dst, flags, page.tgt, page.dft, page.size, error)) {
         return false;
     }
 

@@ -45,8 +45,14 @@ private:
 
 // the state of one sequence, without the sequence id: it can be put into any slot of any context of the same model and KV types
 struct server_slot_page {
-    server_slot_page_buffer buffer; // the target's bytes, then the draft's
-    server_slot_page_size   size;
+    server_slot_page_buffer buffer;
+    server_slot_page_buffer buffer_dft; // only of a state that was read from files, which are read into one buffer each
+
+    // where the bytes of each context are: in the first buffer one behind the other, unless they were read from files
+    uint8_t * tgt = nullptr;
+    uint8_t * dft = nullptr;
+
+    server_slot_page_size size;
 
     // the last position in each context, -1 where it holds nothing
     llama_pos pos_max_tgt = -1;

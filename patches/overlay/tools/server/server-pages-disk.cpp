@@ -1,0 +1,340 @@
+#include "server-pages-disk.h"
+
+#include "server-faults.h"
+#include "server-page-codec.h"
+
+#include "llama.h"
+#include "../../src/llama-ext.h"
+
+#include <cinttypes>
+#include <cstring>
+#include <thread>
+
+static const char * SUFFIX_CKPT = ".ckpt";
+static const char * SUFFIX_LORA = ".lora";
+static const char * SUFFIX_DFT  = ".dft";
+
+static server_page_result files_refused(const server_page_request & request, const server_page_files_result & from) {
+    switch (from.status) {
+        case SERVER_PAGE_FILES_OK:        return {};
+        case SERVER_PAGE_FILES_NOT_FOUND: return server_page_refused(request, SERVER_PAGE_REASON_NO_FILE,      from.message);
+        case SERVER_PAGE_FILES_BAD_NAME:  return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME,     from.message);
+        case SERVER_PAGE_FILES_DECLINED:  return server_page_refused(request, SERVER_PAGE_REASON_CEILING,      from.message);
+        case SERVER_PAGE_FILES_CORRUPT:   return server_page_refused(request, SERVER_PAGE_REASON_BAD_FILE,     from.message);
+        case SERVER_PAGE_FILES_NO_SPACE:  return server_page_refused(request, SERVER_PAGE_REASON_NO_SPACE,     from.message);
+        case SERVER_PAGE_FILES_NO_ACCESS: return server_page_refused(request, SERVER_PAGE_REASON_NO_ACCESS,    from.message);
+        case SERVER_PAGE_FILES_IO:
+        case SERVER_PAGE_FILES_PENDING:   return server_page_refused(request, SERVER_PAGE_REASON_FILES_FAILED, from.message);
+    }
+    return {};
+}
+
+static server_page_request request_of(const server_page_result & held) {
+    server_page_request res;
+    res.id_slot = held.id_slot;
+    res.name    = held.name;
+    return res;
+}
+
+//
+// page -> files
+//
+
+static server_page_span span(const std::vector<uint8_t> & bytes) {
+    return { bytes.data(), bytes.size() };
+}
+
+static server_page_member member(const server_page_file & file) {
+    server_page_member res;
+    res.suffix   = file.suffix;
+    res.checksum = server_page_checksum(file.parts);
+    for (const auto & part : file.parts) {
+        res.n_bytes += part.size;
+    }
+    return res;
+}
+
+server_page_result server_page_save(server_page_files & files, const std::string & filename, server_page_result && held) {
+    const auto & page = static_cast<const server_page &>(*held.held);
+
+    const std::vector<char> packed = page.prompt.tokens.serialize();
+    const auto * tokens   = reinterpret_cast<const llama_token *>(packed.data());
+    const size_t n_tokens = packed.size()/sizeof(llama_token);
+
+    std::vector<uint8_t> head(llama_state_seq_file_head(tokens, n_tokens, nullptr, 0));
+    llama_state_seq_file_head(tokens, n_tokens, head.data(), head.size());
+
+    const size_t n_head_state = llama_state_seq_data_head(nullptr, 0);
+
+    std::vector<server_page_file> to_publish = {
+        { "", { span(head), { page.state.tgt + n_head_state, page.state.size.tgt - n_head_state } } },
+    };
+
+    server_page_lora lora;
+    lora.adapters = held.adapters;
+
+    server_page_draft draft;
+    draft.state = { page.state.dft, page.state.size.dft };
+    draft.spec  = span(held.packed_spec);
+
+    const auto bytes_lora  = server_page_encode(lora);
+    const auto bytes_draft = server_page_encode(draft);
+
+    if (!lora.adapters.empty()) {
+        to_publish.push_back({ SUFFIX_LORA, bytes_lora.parts });
+    }
+    if (draft.state.size + draft.spec.size > 0) {
+        to_publish.push_back({ SUFFIX_DFT, bytes_draft.parts });
+    }
+
+    server_page_ckpt ckpt;
+    ckpt.identity       = page.made_for;
+    ckpt.pos_max_target = page.state.pos_max_tgt;
+    ckpt.pos_max_draft  = page.state.pos_max_dft;
+    for (const auto & each : page.prompt.checkpoints) {
+        ckpt.checkpoints.push_back({ each.n_tokens, each.pos_min, each.pos_max, span(each.data_tgt), span(each.data_dft), span(each.data_spec) });
+    }
+
+    server_page_files_result done;
+
+    // a thread of its own: a priority that was lowered cannot be raised again
+    std::thread([&]() {
+        server_page_os_native().give_way();
+
+        for (const auto & file : to_publish) {
+            ckpt.members.push_back(member(file));
+            held.n_bytes_file += ckpt.members.back().n_bytes;
+        }
+
+        const auto bytes_ckpt = server_page_encode(ckpt);
+        const auto error      = bytes_lora.error + bytes_draft.error + bytes_ckpt.error;
+        if (!error.empty()) {
+            done = { SERVER_PAGE_FILES_IO, "this page cannot be written: " + error };
+            return;
+        }
+
+        to_publish.push_back({ SUFFIX_CKPT, bytes_ckpt.parts });
+        held.n_bytes_file += member(to_publish.back()).n_bytes;
+
+        done = files.publish(filename, to_publish);
+    }).join();
+
+    held.filename = filename;
+
+    if (!done.ok()) {
+        auto refused = files_refused(request_of(held), done);
+        refused.held = std::move(held.held);
+        return refused;
+    }
+
+    return std::move(held);
+}
+
+//
+// files -> page
+//
+
+// a file's content, as it was read
+struct loaded_files {
+    std::vector<std::pair<std::string, server_slot_page_buffer>> buffers;
+    std::vector<std::pair<std::string, uint64_t>>                sizes;
+
+    uint8_t * add(const std::string & suffix, uint64_t n_bytes) {
+        server_slot_page_buffer buffer;
+        buffer.reserve(n_bytes);
+        buffers.emplace_back(suffix, std::move(buffer));
+        sizes.emplace_back(suffix, n_bytes);
+        return buffers.back().second.data();
+    }
+
+    // nullptr: it is not there
+    server_slot_page_buffer * find(const std::string & suffix) {
+        for (auto & [name, buffer] : buffers) {
+            if (name == suffix) {
+                return &buffer;
+            }
+        }
+        return nullptr;
+    }
+
+    size_t size(const std::string & suffix) const {
+        for (const auto & [name, n_bytes] : sizes) {
+            if (name == suffix) {
+                return n_bytes;
+            }
+        }
+        return 0;
+    }
+};
+
+static const server_page_member * find_member(const server_page_ckpt & ckpt, const std::string & suffix) {
+    for (const auto & member : ckpt.members) {
+        if (member.suffix == suffix) {
+            return &member;
+        }
+    }
+    return nullptr;
+}
+
+// whether a file is the one that was published with FILE.ckpt
+static bool is_member(const server_page_ckpt & ckpt, const std::string & suffix, const uint8_t * data, size_t size) {
+    const auto * member = find_member(ckpt, suffix);
+
+    return member && member->n_bytes == size && member->checksum == server_page_checksum(data, size);
+}
+
+static std::vector<uint8_t> bytes_of(const server_page_span & span) {
+    const auto * data = static_cast<const uint8_t *>(span.data);
+
+    return span.size > 0 ? std::vector<uint8_t>(data, data + span.size) : std::vector<uint8_t>();
+}
+
+// what is wrong with a sidecar, empty: nothing
+template <typename T>
+static std::string decode(loaded_files & loaded, const std::string & suffix, T & out) {
+    const auto * buffer = loaded.find(suffix);
+
+    return buffer ? server_page_decode(buffer->data(), loaded.size(suffix), out).message : "it is missing";
+}
+
+static server_page_result unpack(const server_page_request & request, loaded_files & loaded, server_page & page) {
+    const auto bad_file = [&](const std::string & message) { return server_page_refused(request, SERVER_PAGE_REASON_BAD_FILE, "'" + request.name + "' " + message); };
+
+    auto & unpacked = *page.unpacked;
+
+    // the state and its tokens
+    uint8_t *    file   = loaded.find("")->data();
+    const size_t n_file = loaded.size("");
+
+    size_t n_tokens      = 0;
+    size_t offset_tokens = 0;
+    size_t offset_state  = 0;
+    if (!llama_state_seq_file_parse(file, n_file, &n_tokens, &offset_tokens, &offset_state)) {
+        return bad_file("is no state of a slot, or its head is damaged");
+    }
+
+    server_page_ckpt ckpt;
+    const std::string error_ckpt = decode(loaded, SUFFIX_CKPT, ckpt);
+
+    unpacked.has_ckpt = error_ckpt.empty();
+
+    if (!unpacked.has_ckpt) {
+        // as llama-server wrote it before there were sidecars, or they were lost
+        unpacked.losses.push_back({ SUFFIX_CKPT, error_ckpt });
+    } else if (!is_member(ckpt, "", file, n_file)) {
+        return bad_file("is not the file that '" + request.name + SUFFIX_CKPT + "' was written with: it is damaged, or was replaced alone");
+    }
+
+    if (ckpt.n_lost > 0) {
+        unpacked.losses.push_back({ SUFFIX_CKPT, std::to_string(ckpt.n_lost) + " checkpoints are damaged" });
+    }
+
+    page.made_for          = ckpt.identity;
+    page.state.pos_max_tgt = ckpt.pos_max_target;
+    page.state.pos_max_dft = ckpt.pos_max_draft;
+
+    for (const auto & each : ckpt.checkpoints) {
+        auto & to = page.prompt.checkpoints.emplace_back();
+        to.update_pos(each.n_tokens, each.pos_min, each.pos_max);
+        to.data_tgt  = bytes_of(each.target);
+        to.data_dft  = bytes_of(each.draft);
+        to.data_spec = bytes_of(each.spec);
+    }
+
+    // the adapters that the state was computed with; without them it is good for nothing
+    const auto * buffer_lora = loaded.find(SUFFIX_LORA);
+    if (unpacked.has_ckpt ? find_member(ckpt, SUFFIX_LORA) != nullptr : buffer_lora != nullptr) {
+        server_page_lora lora;
+
+        std::string error = decode(loaded, SUFFIX_LORA, lora);
+        if (error.empty() && unpacked.has_ckpt && !is_member(ckpt, SUFFIX_LORA, buffer_lora->data(), loaded.size(SUFFIX_LORA))) {
+            error = "it is not the file that was written with this state";
+        }
+        if (!error.empty()) {
+            return bad_file("was computed with adapters that are not known: '" + request.name + SUFFIX_LORA + "': " + error);
+        }
+        unpacked.adapters = std::move(lora.adapters);
+    } else if (unpacked.has_ckpt) {
+        unpacked.adapters.emplace();
+    }
+
+    // the draft: without FILE.ckpt nothing says that it belongs to this state
+    if (unpacked.has_ckpt && find_member(ckpt, SUFFIX_DFT)) {
+        server_page_draft draft;
+
+        auto * buffer = loaded.find(SUFFIX_DFT);
+
+        std::string error = decode(loaded, SUFFIX_DFT, draft);
+        if (error.empty() && !is_member(ckpt, SUFFIX_DFT, buffer->data(), loaded.size(SUFFIX_DFT))) {
+            error = "it is not the file that was written with this state";
+        }
+        if (error.empty()) {
+            unpacked.spec       = bytes_of(draft.spec);
+            page.state.dft      = static_cast<uint8_t *>(const_cast<void *>(draft.state.data)); // of the buffer
+            page.state.size.dft = draft.state.size;
+            page.state.buffer_dft = std::move(*buffer);
+        } else {
+            unpacked.losses.push_back({ SUFFIX_DFT, error });
+        }
+    }
+
+    // last, for it takes the place of the tokens: what a state in memory has before the bytes that are in a file
+    unpacked.tokens.resize(n_tokens);
+    if (n_tokens > 0) {
+        std::memcpy(unpacked.tokens.data(), file + offset_tokens, n_tokens*sizeof(llama_token));
+    }
+
+    const size_t n_head = llama_state_seq_data_head(nullptr, 0);
+
+    page.state.tgt      = file + offset_state - n_head;
+    page.state.size.tgt = n_file - offset_state + n_head;
+    llama_state_seq_data_head(page.state.tgt, n_head);
+
+    page.state.buffer = std::move(*loaded.find(""));
+
+    return {};
+}
+
+server_page_result server_page_load(server_page_files & files, server_page_store & store, const server_page_request & request, const std::string & filename) {
+    auto page = std::make_shared<server_page>();
+    page->unpacked = std::make_unique<server_page_unpacked>();
+
+    // one after another each is charged before it is read; checkpoints are copied out of their file
+    loaded_files loaded;
+    uint64_t     n_bytes = 0;
+
+    std::function<uint8_t * (const std::string &, uint64_t)> allocate = [&](const std::string & suffix, uint64_t n_bytes_file) -> uint8_t * {
+        n_bytes += suffix == SUFFIX_CKPT ? 2*n_bytes_file : n_bytes_file;
+
+        page->charge = nullptr;
+        page->charge = store.reserve_passing(n_bytes);
+        if (!page->charge || server_fault("load_allocate")) {
+            return nullptr;
+        }
+        try {
+            return loaded.add(suffix, n_bytes_file);
+        } catch (const std::bad_alloc &) {
+            return nullptr;
+        }
+    };
+
+    const auto done = files.read(filename, { "", SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }, allocate);
+    if (!done.ok()) {
+        auto refused = files_refused(request, done);
+        if (refused.reason == SERVER_PAGE_REASON_CEILING) {
+            refused.message = "the files of '" + filename + "' take " + std::to_string(n_bytes) + " bytes, and " + std::to_string(store.used()) + " of " +
+                std::to_string(store.limit()) + " (--page-ram-bytes) are used, or the machine has no memory left";
+            refused.details = {{"bytes_needed", (int64_t) n_bytes}, {"bytes_used", (int64_t) store.used()}, {"bytes_ceiling", (int64_t) store.limit()}};
+        }
+        return refused;
+    }
+
+    auto res = unpack(request, loaded, *page);
+
+    for (const auto & [suffix, n] : loaded.sizes) {
+        res.n_bytes_file += n;
+    }
+    res.held = std::move(page);
+
+    return res;
+}
