@@ -46,15 +46,15 @@ TEST(the_ceiling_holds_to_the_byte) {
 
     CHECK(!store.put(make("a", 101)));
     CHECK(store.put(make("a", 60)));
-    CHECK(store.admits("b", 40));
-    CHECK(!store.admits("b", 41));
+    CHECK(store.reserve("b", 40) != nullptr);
+    CHECK(store.reserve("b", 41) == nullptr);
     CHECK(!store.put(make("b", 41)));
     CHECK_EQ(store.used(), 60u);
     CHECK_EQ(names(store), std::string("a"));
     CHECK(store.put(make("b", 40)));
     CHECK(!store.put(make("c", 1)));
     CHECK(store.put(make("c", 0)));
-    CHECK(!store.admits("d", SIZE_MAX));
+    CHECK(store.reserve("d", SIZE_MAX) == nullptr);
 }
 
 TEST(no_ceiling_admits_everything_and_counts_it) {
@@ -76,11 +76,11 @@ TEST(a_page_gives_its_bytes_back_with_its_last_owner) {
 
     removed.reset();
     CHECK_EQ(store.used(), 60u);
-    CHECK(!store.admits("b", 60));
+    CHECK(store.reserve("b", 60) == nullptr);
 
     held.reset();
     CHECK_EQ(store.used(), 0u);
-    CHECK(store.admits("b", 100));
+    CHECK(store.reserve("b", 100) != nullptr);
 }
 
 TEST(a_successor_takes_the_place_of_what_only_the_store_owns) {
@@ -90,7 +90,7 @@ TEST(a_successor_takes_the_place_of_what_only_the_store_owns) {
     CHECK_EQ(store.used(), 90u);
 
     const auto held = store.get("a"); // somebody still works with it
-    CHECK(!store.admits("a", 11));
+    CHECK(store.reserve("a", 11) == nullptr);
     CHECK(!store.put(make("a", 90)));
     CHECK_EQ(store.get("a")->n_bytes, 90u);
     CHECK(store.put(make("a", 10)));
@@ -107,15 +107,86 @@ TEST(a_successor_that_does_not_fit_leaves_the_incumbent) {
     CHECK_EQ(store.used(), 100u);
 }
 
+TEST(memory_is_charged_before_it_is_taken) {
+    server_page_store store(100);
+
+    auto charge = store.reserve("a", 60);
+    CHECK(charge != nullptr);
+    CHECK_EQ(store.used(), 60u);
+    CHECK(store.reserve("b", 41) == nullptr);
+    charge.reset();
+    CHECK_EQ(store.used(), 0u);
+}
+
+TEST(what_is_stored_is_what_is_charged) {
+    server_page_store store(100);
+
+    const auto smaller = make("a", 50);
+    smaller->charge = store.reserve("a", 60);
+    CHECK(store.put(smaller));
+    CHECK_EQ(store.used(), 50u);
+
+    // it has grown past what was reserved, and past what there is
+    const auto larger = make("b", 51);
+    larger->charge = store.reserve("b", 40);
+    CHECK(!store.put(larger));
+    CHECK_EQ(store.used(), 90u);
+    CHECK_EQ(names(store), std::string("a"));
+
+    larger->n_bytes = 50;
+    CHECK(store.put(larger));
+    CHECK_EQ(store.used(), 100u);
+}
+
+TEST(one_page_at_a_time_passes_the_ceiling_on_its_way) {
+    server_page_store store(100);
+    CHECK(store.put(make("a", 80)));
+
+    auto successor = make("a", 90);
+    successor->charge = store.reserve("a", 90);
+    CHECK(successor->charge != nullptr);
+    CHECK_EQ(store.used(), 170u);
+
+    // neither another successor nor a copy
+    CHECK(store.reserve("a", 90) == nullptr);
+    CHECK(store.reserve_passing(50) == nullptr);
+
+    std::shared_ptr<server_page_base> replaced;
+    CHECK(store.put(successor, false, &replaced));
+    CHECK_EQ(replaced->n_bytes, 80u);
+    CHECK_EQ(store.used(), 170u); // until who was given it lets it go
+    replaced.reset();
+    CHECK_EQ(store.used(), 90u);
+
+    auto copy = store.reserve_passing(50);
+    CHECK(copy != nullptr);
+    CHECK_EQ(store.used(), 140u);
+    CHECK(store.reserve_passing(50) == nullptr);
+    copy.reset();
+    CHECK(store.reserve_passing(50) != nullptr);
+    CHECK(store.reserve_passing(10) != nullptr); // this one fits
+}
+
+TEST(a_successor_that_was_given_up_lets_the_next_one_pass) {
+    server_page_store store(100);
+    CHECK(store.put(make("a", 80)));
+
+    auto charge = store.reserve("a", 90);
+    CHECK(charge != nullptr);
+    charge.reset();
+    CHECK(store.reserve("a", 90) != nullptr);
+    CHECK_EQ(store.used(), 80u);
+}
+
 TEST(what_must_not_be_lost_goes_over_the_ceiling) {
     server_page_store store(100);
     CHECK(store.put(make("a", 80)));
     CHECK(store.put(make("b", 80), true));
     CHECK_EQ(store.used(), 160u);
-    CHECK(!store.admits("c", 1));
+    CHECK(store.reserve("c", 1) == nullptr);
     store.remove("a");
     CHECK_EQ(store.used(), 80u);
-    CHECK(store.admits("c", 20));
+    CHECK(store.reserve("c", 20) != nullptr);
 }
 
 TEST(a_page_may_outlive_its_store) {

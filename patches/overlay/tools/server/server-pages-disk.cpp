@@ -216,13 +216,16 @@ static server_page_result unpack(const server_page_request & request, loaded_fil
     server_page_ckpt ckpt;
     const std::string error_ckpt = decode(loaded, SUFFIX_CKPT, ckpt);
 
-    unpacked.has_ckpt = error_ckpt.empty();
+    // a file of another size was written by another program, which knows no sidecars; damage does not change the size
+    const bool is_other_file = error_ckpt.empty() && find_member(ckpt, "")->n_bytes != n_file;
+
+    unpacked.has_ckpt = error_ckpt.empty() && !is_other_file;
 
     if (!unpacked.has_ckpt) {
-        // as llama-server wrote it before there were sidecars, or they were lost
-        unpacked.losses.push_back({ SUFFIX_CKPT, error_ckpt });
+        unpacked.losses.push_back({ SUFFIX_CKPT, is_other_file ? "it was written with another '" + request.name + "'" : error_ckpt });
+        ckpt = {};
     } else if (!is_member(ckpt, "", file, n_file)) {
-        return bad_file("is not the file that '" + request.name + SUFFIX_CKPT + "' was written with: it is damaged, or was replaced alone");
+        return bad_file("is damaged: it is not what was written with '" + request.name + SUFFIX_CKPT + "'");
     }
 
     if (ckpt.n_lost > 0) {
@@ -247,7 +250,7 @@ static server_page_result unpack(const server_page_request & request, loaded_fil
         server_page_lora lora;
 
         std::string error = decode(loaded, SUFFIX_LORA, lora);
-        if (error.empty() && unpacked.has_ckpt && !is_member(ckpt, SUFFIX_LORA, buffer_lora->data(), loaded.size(SUFFIX_LORA))) {
+        if (error.empty() && (is_other_file || (unpacked.has_ckpt && !is_member(ckpt, SUFFIX_LORA, buffer_lora->data(), loaded.size(SUFFIX_LORA))))) {
             error = "it is not the file that was written with this state";
         }
         if (!error.empty()) {
