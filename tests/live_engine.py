@@ -176,6 +176,14 @@ class LiveEngine:
         answer = self.tcp.post(f"/slots/{slot}?action={action}&page={quote(name, safe='')}")
         return Answer(answer.status_code, answer.json())
 
+    def file(self, slot: object, action: str, name: str) -> Answer:
+        """Save or restore a slot."""
+        return self.ask(f"/slots/{slot}?action={action}", filename=name)
+
+    def spill(self, name: str, **body: object) -> Answer:
+        """Write a page to files."""
+        return self.ask(f"/slots/0?action=spill&page={quote(name, safe='')}", **body)
+
     def pages(self) -> list[Json]:
         """Return /pages."""
         pages: list[Json] = self.tcp.get("/pages").raise_for_status().json()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from live_engine import N_CTX, N_SEQ, TRIES, Generation, Json, LiveEngine, live_engine
 from sandbox import WITHIN_S, until
+from tiny_models import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,6 @@ SAMPLED: Json = {"temperature": 1, "seed": 7, "n_probs": 1, "ignore_eos": True, 
 GREEDY: Json = {"temperature": 0, "ignore_eos": True, "n_predict": 200}
 REAL: Json = GREEDY | {"n_probs": 1, "n_predict": 48}
 """For the real model, which takes a hundred times as long as a tiny one."""
-TINY = "tiny:"
 """Begins an option's value that is the name of a tiny model."""
 N_LATER = 8
 """Tokens of a later answer."""
@@ -222,10 +222,7 @@ def launch(request: pytest.FixtureRequest, engine_path: Path, tiny: TinyModels) 
     def start(model: str, *options: str) -> AbstractContextManager[LiveEngine]:
         if not model:
             return live_engine(engine_path, request.getfixturevalue("model_path"), *options)
-        options = tuple(
-            str(tiny.model(word.removeprefix(TINY))) if word.startswith(TINY) else word
-            for word in options
-        )
+        options = tiny.options(options)
         # The tiny models say that they were trained on 256 tokens, which bounds every slot.
         wide = f"{model.rpartition('-')[0]}.context_length=int:{8 * N_CTX}"
         # A second thread would have less to compute than to wait for.

@@ -18,8 +18,9 @@ import numpy as np
 from llamactl_builder import paths, pin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+TINY = "tiny:"
 GENERATOR = "test-llama-archs"
 SEED = 20
 ARCHITECTURES = (
@@ -54,6 +55,13 @@ class TinyModels:
         path = self.directory / f"{name}.gguf"
         assert path.is_file(), f"{name} is not among {sorted(self.directory.iterdir())}"
         return path
+
+    def options(self, words: Iterable[str]) -> tuple[str, ...]:
+        """Return options of the engine with the paths of the models that they name as tiny:NAME."""
+        return tuple(
+            str(self.model(word.removeprefix(TINY))) if word.startswith(TINY) else word
+            for word in words
+        )
 
 
 def ensure(tools: Callable[[], Path]) -> TinyModels:

@@ -123,6 +123,9 @@ server_page_result server_page_save(server_page_files & files, const std::string
 
     if (!done.ok()) {
         auto refused = files_refused(request_of(held), done);
+        if (done.status == SERVER_PAGE_FILES_NOT_FOUND) {
+            refused.reason = SERVER_PAGE_REASON_FILES_FAILED; // the directory
+        }
         refused.held = std::move(held.held);
         return refused;
     }
