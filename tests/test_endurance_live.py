@@ -6,12 +6,13 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from live_engine import LiveEngine, live_engine
+from live_engine import Answer, LiveEngine, live_engine
 from sandbox import WITHIN_S, until
 from streams import streaming_socket
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 N_CYCLES = 100
 N_REQUESTS, N_CHANGES = 200, 50
-N_OPERATIONS, N_CONVERSATIONS = 300, 8
+N_OPERATIONS, N_PAGE_OPERATIONS, N_CONVERSATIONS = 300, 500, 8
 BODY = {"n_predict": 8, "temperature": 0, "ignore_eos": True}
 BEGINNINGS = (
     "The lighthouse keeper walked down to the shore and",
@@ -177,51 +178,80 @@ def test_no_conversation_ever_sees_the_secret_of_another(engine: LiveEngine) -> 
     assert engine.props()["parked"] == []
 
 
+class Canaries:
+    """Conversations that each know one secret, moved about at random between slots and pages."""
+
+    def __init__(self, engine: LiveEngine) -> None:
+        self.engine = engine
+        self.done: Counter[str] = Counter()
+        self._chance = random.Random(4)
+        self._secrets = [str(self._chance.randrange(10**5, 10**6)) for _ in range(N_CONVERSATIONS)]
+        self._in_files: set[str] = set()
+
+    def operate(self, n: int) -> None:
+        """Do one thing; every refusal must be one that is expected."""
+        who = self._chance.randrange(N_CONVERSATIONS)
+        slot = self._chance.randrange(self.engine.geometry()["n_seq"])
+        name = f"of-{who}"
+        match n % 8:
+            case 0:
+                n_seq = self._chance.randint(2, 5)
+                self._count("reconfigure", self.engine.reconfigure(n_ctx=1024 * n_seq, n_seq=n_seq))
+            case 1:
+                hang_up_on(self.engine, n)
+            case 2 | 3:
+                self._count("page_out", self.engine.page(slot, "page_out", name), "empty_slot")
+            case 4:
+                spilled = self.engine.spill(name, drop=self._chance.random() < 0.5)
+                if self._count("spill", spilled, "unknown_page"):
+                    self._in_files.add(name)
+            case 5 if name in self._in_files:
+                assert self._count("restore", self.engine.file(slot, "restore", name))
+                self._recall(who, slot)
+            case _:
+                self._count("page_in", self.engine.page(slot, "page_in", name), "unknown_page")
+                self._recall(who, slot)
+
+    def _recall(self, who: int, slot: int) -> None:
+        told = f"key {self._secrets[who]} key {self._secrets[who]} key {self._secrets[who]} key"
+        answer = self.engine.ask("/completion", **BODY, prompt=told, id_slot=slot).receipt
+        others = [secret for other, secret in enumerate(self._secrets) if other != who]
+        assert not any(other in answer["content"] for other in others), answer
+        self.done["recall"] += self._secrets[who] in answer["content"]
+
+    def _count(self, verb: str, answer: Answer, *refusals: str) -> bool:
+        if answer.status != 200:
+            assert answer.error["reason"] in refusals, answer.body
+            return False
+        self.done[verb] += 1
+        return True
+
+    def check(self) -> None:
+        """Bytes in the metrics are those of the pages."""
+        listed = self.engine.pages()
+        assert self.engine.metric("page_store_bytes") == sum(page["n_bytes"] for page in listed)
+        assert self.engine.metric("page_store_pages") == len(listed)
+        assert self.engine.metric("page_spill_total") == self.done["spill"]
+
+    def drop_all(self) -> None:
+        """Free every page."""
+        for page in self.engine.pages():
+            assert self.engine.page(0, "page_drop", page["name"]).status == 200
+        assert self.engine.pages() == []
+
+
 def test_pages_in_and_out_lose_nothing_and_give_everything_back(engine: LiveEngine) -> None:
-    """Every conversation is in a slot, in a page, or was given up by name; none is another's."""
-    chance = random.Random(4)
-    secrets = [str(chance.randrange(10**5, 10**6)) for _ in range(N_CONVERSATIONS)]
+    """Every conversation is in a slot, a page or a file, or was replaced by name; none mixes."""
+    canaries = Canaries(engine)
     process = psutil.Process(engine.process.pid)
     base = 0
-    n_recalled = n_paged = 0
-
-    def drop_all() -> None:
-        for page in engine.pages():
-            assert engine.page(0, "page_drop", page["name"]).status == 200
-
-    for n in range(N_OPERATIONS):
-        who = chance.randrange(N_CONVERSATIONS)
-        name, n_slots = f"of-{who}", len([s for s in engine.slots() if "parked" not in s])
-        slot = chance.randrange(n_slots)
-        match n % 5:
-            case 0:
-                if n % 25 == 0:
-                    n_seq = chance.randint(2, 5)
-                    assert engine.reconfigure(n_ctx=1024 * n_seq, n_seq=n_seq).status == 200
-            case 1:
-                hang_up_on(engine, n)
-            case 2:
-                out = engine.page(slot, "page_out", name)
-                assert out.status in (200, 400), out.body
-            case _:
-                told = f"key {secrets[who]} key {secrets[who]} key {secrets[who]} key"
-                back = engine.page(slot, "page_in", name)
-                assert back.status in (200, 404), back.body
-                n_paged += back.status == 200
-                answer = engine.ask("/completion", **BODY, prompt=told, id_slot=slot).receipt
-                others = [secret for other, secret in enumerate(secrets) if other != who]
-                assert not any(other in answer["content"] for other in others), answer
-                n_recalled += secrets[who] in answer["content"]
-        listed = engine.pages()
-        metrics = engine.tcp.get("/metrics").text
-        n_bytes = sum(page["n_bytes"] for page in listed)
-        assert f"llamacpp:page_store_bytes {n_bytes}\n" in metrics
-        assert f"llamacpp:page_store_pages {len(listed)}\n" in metrics
-        if n == N_OPERATIONS // 3:
-            drop_all()
+    for n in range(N_PAGE_OPERATIONS):
+        canaries.operate(n)
+        canaries.check()
+        if n == N_PAGE_OPERATIONS // 3:
+            canaries.drop_all()
             base = resident(process)
-    assert n_paged > 10
-    assert n_recalled > N_OPERATIONS // 3
-    drop_all()
-    assert engine.pages() == []
+    assert min(canaries.done.values()) > 20, canaries.done
+    assert canaries.done["recall"] > N_PAGE_OPERATIONS // 4
+    canaries.drop_all()
     assert resident(process) < base * 1.05

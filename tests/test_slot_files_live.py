@@ -44,13 +44,13 @@ def start(engine_path: Path, tiny: TinyModels, tmp_path: Path) -> Start:
     return start
 
 
-def hold(live: LiveEngine, slot: int = 1, **body: object) -> list[int]:
+def hold(live: LiveEngine, slot: int = 1, **body: Any) -> list[int]:
     """Have a slot hold a conversation; return its tokens."""
     answer = live.ask("/completion", **ASK, prompt=PROMPT, id_slot=slot, n_probs=1, **body).receipt
     return [*PROMPT, *(each["id"] for each in answer["completion_probabilities"])]
 
 
-def go_on(live: LiveEngine, slot: int, said: list[int], **body: object) -> tuple[int, Any]:
+def go_on(live: LiveEngine, slot: int, said: list[int], **body: Any) -> tuple[int, Any]:
     """Go on with a conversation; return the tokens that were reused and what was written."""
     answer = live.ask(
         "/completion", **ASK, prompt=[*said, 21, 22], id_slot=slot, n_probs=1, **body
@@ -188,7 +188,7 @@ def test_the_model_is_told_by_its_content_not_by_its_path(
 
 
 def test_adapters_come_back_with_their_scale(start: Start) -> None:
-    half = {"lora": [{"id": 0, "scale": 0.5}]}
+    half: dict[str, Any] = {"lora": [{"id": 0, "scale": 0.5}]}
     with start("llama-dense", *LORA) as live:
         said = hold(live, **half)
         control = go_on(live, 1, said, **half)
@@ -209,7 +209,7 @@ def test_adapters_come_back_with_their_scale(start: Start) -> None:
 
 # What is damaged
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),
     "foreign": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(500)),
     "empty": lambda path: path.write_bytes(b""),
@@ -315,7 +315,7 @@ def test_a_file_without_sidecars_is_taken_as_it_always_was(start: Start) -> None
 
 def test_sidecars_of_another_file_are_not_used(start: Start) -> None:
     with start("llama-dense", *LORA) as live:
-        none = {"lora": [{"id": 0, "scale": 0}]}
+        none: dict[str, Any] = {"lora": [{"id": 0, "scale": 0}]}
         hold(live, **none)
         live.file(1, "save", "a")
         live.ask("/completion", **ASK, **none, prompt=PROMPT[:50], id_slot=1)

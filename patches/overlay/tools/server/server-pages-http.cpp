@@ -1,5 +1,6 @@
 #include "server-pages-http.h"
 
+#include "server-faults.h"
 #include "server-pages-disk.h"
 
 bool server_page_is_action(const std::string & action) {
@@ -99,6 +100,8 @@ static std::optional<server_page_result> restore(const server_page_steps & steps
 
 std::optional<server_page_result> server_page_handle(const server_page_steps & steps, const std::string & dir, const server_page_words & words) {
     const int64_t t_start = ggml_time_us();
+
+    server_faults_begin();
 
     server_page_request request;
     request.name = words.page;
