@@ -34,7 +34,7 @@ OWNED_ARGS = frozenset(
         *("-c", "--ctx-size", "-np", "--parallel"),
         *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"),
         *("--host", "--port", "--reuse-port", "--api-prefix", "--api-key-file"),
-        *("--instance-id", "--admin-private", "--slot-save-path", "--metrics"),
+        *("--instance-id", "--admin-private", "--metrics"),
     ]
 )
 """Engine options that the supervisor sets itself, in every spelling of the pinned llama-server."""
@@ -80,11 +80,15 @@ def _ipv4(value: str) -> str:
         raise PydanticCustomError("invalid_host", "{text}", {"text": text}) from None
 
 
+def option_name(arg: str) -> str:
+    """Return an engine option's name as it is listed here, whatever spelling `arg` has."""
+    name = arg.split("=", 1)[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def _free_args(args: tuple[str, ...]) -> tuple[str, ...]:
     for arg in args:
-        name = arg.split("=", 1)[0]
-        if name.startswith("--"):
-            name = name.replace("_", "-")
+        name = option_name(arg)
         if "\0" in arg:
             raise PydanticCustomError("invalid_argument", "an argument holds a NUL byte")
         if name in OWNED_ARGS:
