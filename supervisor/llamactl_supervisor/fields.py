@@ -20,7 +20,7 @@ N_SEQ_MAX = 256
 """Most slots: LLAMA_MAX_SEQ of the pinned llama.cpp."""
 PORT_MAX = 65535
 PAGE_NAME_MAX = 512
-"""Most characters of a page's name that are passed on for the engine to judge; it allows fewer."""
+"""Most characters of a page's or file's name that the engine is given to judge; it allows fewer."""
 
 DEFAULT_N_CTX = 16384
 DEFAULT_N_SEQ = 2
@@ -104,6 +104,7 @@ NCtx = Annotated[int, Field(strict=True), _bounded("n_ctx", "tokens", N_CTX_MAX)
 NSeq = Annotated[int, Field(strict=True), _bounded("n_seq", "slots", N_SEQ_MAX)]
 Slot = Annotated[int, Field(strict=True, ge=0, lt=N_SEQ_MAX)]
 PageName = Annotated[str, Field(max_length=PAGE_NAME_MAX)]
+FileName = Annotated[str, Field(max_length=PAGE_NAME_MAX)]
 AbsolutePath = Annotated[str, Field(max_length=4096), AfterValidator(_absolute)]
 ExtraArgs = Annotated[tuple[str, ...], Field(max_length=512), AfterValidator(_free_args)]
 Host = Annotated[str, AfterValidator(_ipv4)]
