@@ -207,6 +207,13 @@ def test_the_json_of_pages_and_slots_is_the_engines_own(home: Home) -> None:
         (("out", "0", ""), "bad_name", "'' is no name of a page"),
         (("out", "0", "ä/#%41\n"), "bad_name", "'ä/#%41\\n' is no name of a page"),
         (("out", "7", "fox"), "bad_slot", "there is no slot 7"),
+        (("spill", "../fox", "--to", "b"), "unknown_page", "there is no page '../fox'"),
+        (("spill", "fox", "--to", ""), "bad_name", "Invalid filename"),
+        (("spill", "parked-1"), "request_waiting", "'parked-1' is a request that has not ended"),
+        (("save", "0", "../fox"), "bad_name", "Invalid filename"),
+        (("save", "7", "fox"), "bad_slot", "there is no slot 7"),
+        (("restore", "x\n", "0"), "bad_name", "Invalid filename"),
+        (("restore", "fox", "0"), "no_file", "there is no page in files 'fox'"),
     ],
 )
 def test_a_page_verb_that_is_refused_is_exit_5_with_the_engines_reason(
@@ -220,6 +227,101 @@ def test_a_page_verb_that_is_refused_is_exit_5_with_the_engines_reason(
     assert f"llamactl: {said}\n" in shown.err
     slots = paged.run("slots", "--json").result["slots"]
     assert [slot["n_prompt_tokens"] for slot in slots] == [40, 41, 7]
+
+
+def test_a_page_goes_into_files_and_comes_back_into_another_slot(home: Home) -> None:
+    home.up()
+    home.run("pages", "out", "0", "fox")
+    copied = home.run("pages", "spill", "fox", "--to", "a hare")
+    assert (copied.code, "dropped" in copied.err) == (0, False)
+    assert (copied.rows["file"], copied.rows["page"]) == ("a hare, of page fox", "not dropped")
+    moved = home.run("pages", "spill", "fox", "--drop")
+    assert (moved.code, "dropped" in moved.err) == (0, False)
+    assert moved.rows == {
+        "file": "fox, of page fox",
+        "page": "dropped",
+        "held": "40 tokens, 40.0 KiB, 2 checkpoints",
+        "written": "40.5 KiB",
+        "took": "4.6 ms",
+    }
+    assert home.run("pages", "ls").out == "no pages\n"
+    written = {path.name for path in home.paths.pages.iterdir()}
+    assert written == {"fox", "fox.ckpt", "a hare", "a hare.ckpt"}
+    assert home.paths.pages.stat().st_mode & 0o777 == 0o700
+
+    back = home.run("pages", "restore", "fox", "1")
+    assert (back.code, "lost" in back.err) == (0, False)
+    assert back.rows == {
+        "file": "fox, into slot 1",
+        "held": "40 tokens, 40.0 KiB, 2 checkpoints",
+        "read": "40.5 KiB",
+        "reusable": "40 tokens",
+        "took": "5.2 ms",
+    }
+    assert home.run("slots").rows["1"] == "idle   40      8192"
+    saved = home.run("pages", "save", "1", "hen")
+    assert (saved.code, saved.rows["file"]) == (0, "hen, of slot 1")
+    assert home.run("slots").rows["1"] == "idle   40      8192"
+
+
+def test_the_json_of_a_verb_with_files_is_the_engines_own(home: Home) -> None:
+    home.up()
+    saved = home.run("pages", "save", "1", "hen", "--json").result
+    sizes = {"n_tokens": 41, "n_bytes": 41984, "n_checkpoints": 2, "something_newer": True}
+    files = {"id_slot": 1, "filename": "hen"} | sizes
+    timings = {"save_ms": 4.6, "engine_ms": 0.1}
+    assert saved == files | {"n_written": 42496, "n_saved": 41, "timings": timings}
+    back = home.run("pages", "restore", "hen", "1", "--json").result
+    timings = {"restore_ms": 5.2, "engine_ms": 0.1}
+    read = {"n_read": 42496, "n_restored": 41, "n_reusable": 41, "lost": []}
+    assert back == files | read | {"timings": timings}
+    home.run("pages", "out", "1", "fox")
+    spilled = home.run("pages", "spill", "fox", "--to", "hen", "--drop", "--json").result
+    told = {"id_slot": 0, "page": "fox", "n_written": 42496, "dropped": True, "ms": 4.6}
+    assert spilled == files | told
+
+
+def test_what_is_lost_on_the_way_back_is_a_warning(home: Home) -> None:
+    home.up()
+    home.run("pages", "save", "1", "hen")
+    (home.paths.pages / "hen.ckpt").unlink()
+    back = home.run("pages", "restore", "hen", "0")
+    assert (back.code, back.rows["reusable"]) == (0, "41 tokens")
+    assert "lost hen.ckpt: it is missing" in back.err
+    scripted = home.run("pages", "restore", "hen", "0", "--json").result
+    assert scripted["lost"] == [{"file": "hen.ckpt", "why": "it is missing"}]
+
+
+def test_a_page_that_was_taken_meanwhile_is_not_said_to_be_dropped(home: Home) -> None:
+    home.up("--fake-taken")
+    home.run("pages", "out", "1", "fox")
+    ran = home.run("pages", "spill", "fox", "--drop")
+    assert (ran.code, ran.rows["page"]) == (0, "not dropped")
+    assert "page fox was not dropped" in ran.err
+
+
+def test_a_page_of_another_model_is_refused_with_what_differs(home: Home) -> None:
+    home.up()
+    home.run("pages", "save", "1", "hen")
+    state = {"n_tokens": 41, "model": "/other.gguf"}
+    (home.paths.pages / "hen").write_text(json.dumps(state))
+    ran = home.run("pages", "restore", "hen", "0", "--json")
+    assert (ran.code, ran.error["code"]) == (5, "page_mismatch")
+    differs = {"field": "model", "page": "/other.gguf", "server": str(home.model)}
+    assert ran.error["details"]["fields"] == [differs]
+    shown = home.run("pages", "restore", "hen", "0")
+    assert (shown.code, shown.out) == (5, "")
+    assert f"model: made for '/other.gguf', there is '{home.model}'" in shown.err
+    assert home.run("slots").rows["0"] == "idle   40      8192"
+
+
+def test_the_users_own_directory_for_pages_is_the_one_that_is_used(home: Home) -> None:
+    own = home.root / "own"
+    own.mkdir()
+    home.up("--slot-save-path", str(own))
+    assert home.run("pages", "save", "1", "hen").code == 0
+    assert {path.name for path in own.iterdir()} == {"hen", "hen.ckpt"}
+    assert list(home.paths.pages.iterdir()) == []
 
 
 def test_a_page_verb_that_waits_for_its_slot_lets_everything_else_go_on(home: Home) -> None:
@@ -247,7 +349,8 @@ def test_a_stop_ends_a_page_verb_that_waits(home: Home) -> None:
     assert (caught.value.code, caught.value.exit_code) == ("superseded", 5)
     for words in (
         *(("slots",), ("pages", "ls"), ("pages", "out", "0", "fox")),
-        *(("pages", "in", "fox", "0"), ("pages", "drop", "fox")),
+        *(("pages", "in", "fox", "0"), ("pages", "drop", "fox"), ("pages", "spill", "fox")),
+        *(("pages", "save", "0", "fox"), ("pages", "restore", "fox", "0")),
     ):
         ran = home.run(*words, "--json")
         assert (ran.code, ran.error["code"]) == (3, "engine_stopped")

@@ -142,6 +142,9 @@ def test_what_up_cannot_use_is_a_usage_error_before_anything_is_built(
         ("pages", "out", "0", "fox"),
         ("pages", "in", "fox", "0"),
         ("pages", "drop", "fox"),
+        ("pages", "spill", "fox", "--to", "b", "--drop"),
+        ("pages", "save", "0", "b"),
+        ("pages", "restore", "b", "0"),
     ],
 )
 def test_without_a_daemon_the_exit_code_is_4(home: Home, words: tuple[str, ...]) -> None:
@@ -187,7 +190,7 @@ def test_every_command_has_help(home: Home, command: str) -> None:
     assert "--json" in ran.out
 
 
-@pytest.mark.parametrize("verb", ["ls", "out", "in", "drop"])
+@pytest.mark.parametrize("verb", ["ls", "out", "in", "drop", "spill", "save", "restore"])
 def test_every_page_verb_has_help(home: Home, verb: str) -> None:
     ran = home.run("pages", verb, "--help")
     assert (ran.code, ran.err) == (0, "")
@@ -211,6 +214,18 @@ def test_every_page_verb_has_help(home: Home, verb: str) -> None:
         (("drop", "x" * 513), "name: String should have at most 512 characters"),
         (("drop", "\udcff"), "name: Input should be a valid string"),
         (("drop", "fox", "--timeout", "0"), "above 0"),
+        (("spill",), "Missing argument 'NAME'"),
+        (("spill", "fox", "b"), "unexpected extra argument"),
+        (("spill", "fox", "--to"), "requires an argument"),
+        (("spill", "x" * 513), "name: String should have at most 512 characters"),
+        (("spill", "fox", "--to", "x" * 513), "filename: String should have at most 512"),
+        (("spill", "fox", "--to", "\udcff"), "filename: Input should be a valid string"),
+        (("save", "0"), "Missing argument 'FILENAME'"),
+        (("save", "b", "0"), SLOT_RANGE),
+        (("restore", "0", "b"), SLOT_RANGE),
+        (("restore", "b", "256"), SLOT_RANGE),
+        (("restore", "\udcff", "0"), "filename: Input should be a valid string"),
+        (("restore", "b", "0", "--timeout", "0"), "above 0"),
     ],
 )
 def test_a_page_verb_that_makes_no_sense_is_a_usage_error(

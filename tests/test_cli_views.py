@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from llamactl_cli import text
 from llamactl_cli.commands.logs import LogLine
+from llamactl_cli.commands.page_files import FileView
 from llamactl_cli.commands.pages import PagesView, PageView
 from llamactl_cli.commands.slots import SlotsView
 from llamactl_cli.commands.status import StatusView
@@ -18,6 +19,7 @@ from llamactl_cli.session import ends_at_logout
 from llamactl_cli.views import LifecycleView, ReceiptView
 from llamactl_supervisor.config import Paths
 from llamactl_supervisor.models import (
+    FileReceipt,
     Geometry,
     LifecycleResult,
     PageReceipt,
@@ -172,6 +174,37 @@ def test_a_page_receipt_says_what_will_be_reused_where_a_page_went_in() -> None:
     }
     back = PageView("into slot 0", PageReceipt.model_validate(said | {"n_reusable": 0}))
     assert rows_of(back.text())["reusable"] == "0 tokens"
+
+
+def test_a_receipt_of_files_says_only_what_its_verb_does() -> None:
+    said: dict[str, Any] = {"id_slot": 0, "filename": "b", "n_tokens": 33, "n_bytes": 761464}
+    written = said | {"n_checkpoints": 1, "n_written": 762016}
+    spilled = written | {"page": "fox", "dropped": True, "ms": 4.6, "something_newer": 1}
+    view = FileView("of page fox", FileReceipt.model_validate(spilled))
+    assert rows_of(view.text()) == {
+        "file": "b, of page fox",
+        "page": "dropped",
+        "held": "33 tokens, 743.6 KiB, 1 checkpoint",
+        "written": "744.2 KiB",
+        "took": "4.6 ms",
+    }
+    assert view.data() == spilled
+    kept = FileReceipt.model_validate(spilled | {"dropped": False})
+    assert rows_of(FileView("of page fox", kept).text())["page"] == "not dropped"
+    saved = FileReceipt.model_validate(written | {"timings": {"save_ms": 2.0}})
+    rows = rows_of(FileView("of slot 0", saved).text())
+    assert (list(rows), rows["took"]) == (["file", "held", "written", "took"], "2.0 ms")
+    restored = said | {"n_read": 762016, "n_reusable": 0, "lost": []}
+    restored |= {"n_checkpoints": 0, "timings": {"restore_ms": 5.25}}
+    view = FileView("into slot 0", FileReceipt.model_validate(restored))
+    assert rows_of(view.text()) == {
+        "file": "b, into slot 0",
+        "held": "33 tokens, 743.6 KiB, 0 checkpoints",
+        "read": "744.2 KiB",
+        "reusable": "0 tokens",
+        "took": "5.2 ms",
+    }
+    assert view.data() == restored
 
 
 def test_phases_are_sorted_and_those_of_no_length_left_out() -> None:

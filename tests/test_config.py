@@ -35,7 +35,7 @@ def test_directories_are_created_private_and_narrowed(tmp_path: Path) -> None:
     paths.runtime.mkdir()
     paths.runtime.chmod(0o777)
     paths.create()
-    for directory in (paths.cache, paths.state, paths.runtime, paths.logs, paths.slots):
+    for directory in (paths.cache, paths.state, paths.runtime, paths.logs, paths.pages):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 

@@ -132,6 +132,28 @@ def test_a_page_verb_takes_any_name_for_the_engine_to_judge(daemon: FakeDaemon, 
     ]
 
 
+@pytest.mark.parametrize("name", ["fox", "", "a/b", "../x", "..", "a b", "ä", "x\n", "x.ckpt"])
+def test_a_verb_with_files_takes_any_name_for_the_engine_to_judge(
+    daemon: FakeDaemon, name: str
+) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("spill", {"name": name}),
+        ("spill", {"name": "fox", "filename": name, "drop": True}),
+        ("save", {"filename": name, "slot": 1}),
+        ("restore", {"filename": name, "slot": 2}),
+    ]
+    for verb, body in bodies:
+        answer = call(daemon, "POST", f"/v1/pages/{verb}", json=body)
+        assert (answer.status_code, answer.json()["kind"]) == (202, f"page_{verb}")
+    ids = [command.operation for command in daemon.commands]
+    assert daemon.commands == [
+        ev.PageFile(ids[0], OperationKind.PAGE_SPILL, name, page=name),
+        ev.PageFile(ids[1], OperationKind.PAGE_SPILL, name, page="fox", drop=True),
+        ev.PageFile(ids[2], OperationKind.PAGE_SAVE, name, 1),
+        ev.PageFile(ids[3], OperationKind.PAGE_RESTORE, name, 2),
+    ]
+
+
 def test_pages_and_slots_are_what_the_engine_said(daemon: FakeDaemon) -> None:
     assert call(daemon, "GET", "/v1/pages").json() == {"pages": [PAGE]}
     assert call(daemon, "GET", "/v1/slots").json() == {"slots": [SLOT]}
@@ -156,6 +178,14 @@ def test_pages_and_slots_are_what_the_engine_said(daemon: FakeDaemon) -> None:
         ("/v1/pages/out", {"name": "fox", "slot": "0"}, "invalid_request", "slot"),
         ("/v1/pages/out", {"name": "x" * 513, "slot": 0}, "invalid_request", "name"),
         ("/v1/pages/drop", {"name": "fox", "slot": 0}, "invalid_request", "slot"),
+        ("/v1/pages/spill", {"filename": "b"}, "invalid_request", "name"),
+        ("/v1/pages/spill", {"name": "fox", "slot": 0}, "invalid_request", "slot"),
+        ("/v1/pages/spill", {"name": "fox", "drop": "yes"}, "invalid_request", "drop"),
+        ("/v1/pages/spill", {"name": "x", "filename": 7}, "invalid_request", "filename"),
+        ("/v1/pages/save", {"filename": "b"}, "invalid_request", "slot"),
+        ("/v1/pages/save", {"filename": "x" * 513, "slot": 0}, "invalid_request", "filename"),
+        ("/v1/pages/restore", {"slot": 0}, "invalid_request", "filename"),
+        ("/v1/pages/restore", {"filename": "b", "slot": 256}, "invalid_request", "slot"),
         ("/v1/up", {}, "invalid_request", "spec"),
         ("/v1/up", UP | {"spec": ENGINE | {"n_seq": 0}}, "invalid_geometry", "spec.n_seq"),
         ("/v1/up", UP | {"engine_path": "e"}, "invalid_request", "engine_path"),

@@ -30,6 +30,7 @@ DELTAS_BEFORE = 10
 """Deltas of the stream that have arrived before the command is run."""
 TRIES = 3
 """A command that ends after the stream says nothing: that run is taken again."""
+STORY = "Once upon a time there was a lighthouse keeper who kept a fox. Every evening"
 CHAT = {
     "messages": [{"role": "user", "content": "Write a story about a lighthouse keeper."}],
     "max_tokens": 160,
@@ -57,6 +58,7 @@ class Shell:
 
     def __init__(self, root: Path) -> None:
         self.runtime = root / "r"
+        self.pages = root / "s" / "pages"
         self.model = root / "damaged.gguf"
         self.port = free_port()
         self.env = (
@@ -95,6 +97,13 @@ class Shell:
         """Ask the engine on its public port."""
         url = f"http://127.0.0.1:{self.port}{path}"
         return httpx.get(url, timeout=COMMAND_TIMEOUT_S).raise_for_status().json()
+
+    def complete(self, prompt: str, slot: int, n_predict: int) -> Any:
+        """Answer a prompt in the slot; return the engine's answer."""
+        url = f"http://127.0.0.1:{self.port}/completion"
+        wanted = {"prompt": prompt, "id_slot": slot, "n_predict": n_predict, "temperature": 0}
+        answer = httpx.post(url, json=wanted, timeout=COMMAND_TIMEOUT_S)
+        return answer.raise_for_status().json()
 
     def stream(self, meanwhile: Callable[[], None] = lambda: None) -> Stream:
         """Stream the chat to its end; `meanwhile` runs after the first deltas."""
@@ -220,6 +229,43 @@ def test_what_the_engine_refuses_ends_the_command_with_its_reason(shell: Shell) 
     shell.run("stop")
     code, error = shell.fail("reconfigure", "--n-ctx", "32768")
     assert (code, error["code"]) == (3, "engine_stopped")
+
+
+def test_a_conversation_goes_through_files_into_another_slot_of_another_engine(
+    shell: Shell, engine_path: Path
+) -> None:
+    """Out, spilled and dropped; the engine is started again, and the conversation goes on."""
+    shell.run("up", "--port", str(shell.port), "--engine", str(engine_path))
+    tale = STORY + shell.complete(STORY, 0, 16)["content"]
+    held = shell.run("pages", "out", "0", "fox")
+    spilled = shell.run("pages", "spill", "fox", "--to", "tale", "--drop")
+    assert (spilled["page"], spilled["filename"], spilled["dropped"]) == ("fox", "tale", True)
+    assert spilled["n_tokens"] == held["n_tokens"]
+    assert spilled["n_written"] > spilled["n_bytes"] > 0
+    assert shell.run("pages", "ls")["pages"] == []
+    assert shell.pages.stat().st_mode & 0o777 == 0o700
+    files = [shell.pages / name for name in ("tale", "tale.ckpt")]
+    assert sum(file.stat().st_size for file in files) == spilled["n_written"]
+
+    shell.run("restart")
+    back = shell.run("pages", "restore", "tale", "1")
+    assert (back["id_slot"], back["lost"]) == (1, [])
+    assert back["n_restored"] == back["n_reusable"] == held["n_tokens"]
+    assert back["n_read"] == spilled["n_written"]
+    assert shell.complete(tale, 1, 8)["timings"]["cache_n"] >= held["n_tokens"] - 1
+
+    saved = shell.run("pages", "save", "1", "tale")
+    assert saved["n_saved"] == saved["n_tokens"] > held["n_tokens"]
+    files[1].unlink()
+    (lost,) = shell.run("pages", "restore", "tale", "0")["lost"]
+    assert lost["file"] == "tale.ckpt"
+    for words, code in (
+        (("restore", "absent", "0"), "no_file"),
+        (("save", "0", "../tale"), "bad_name"),
+        (("spill", "fox"), "unknown_page"),
+    ):
+        exit_code, error = shell.fail("pages", *words)
+        assert (exit_code, error["code"]) == (5, code)
 
 
 def test_a_damaged_model_ends_up_with_the_engines_last_words(

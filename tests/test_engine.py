@@ -34,13 +34,21 @@ def http(status: int, body: object) -> bytes:
     return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(data), data)
 
 
-def ask(call: _Call[_T], answers: dict[str, bytes], pid: int | None = None) -> _T:
-    """Serve raw `answers` by path, and let the client ask."""
+def ask(
+    call: _Call[_T],
+    answers: dict[str, bytes],
+    pid: int | None = None,
+    bodies: list[Any] | None = None,
+) -> _T:
+    """Serve raw `answers` by path, and let the client ask; JSON that it sends goes to `bodies`."""
     seen: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         seen.append(head)
+        if bodies is not None:
+            size = next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length:"))
+            bodies.append(json.loads(await reader.readexactly(int(size.split()[1]))))
         writer.write(answers[head.split()[1].decode()])
         await writer.drain()
         writer.close()
@@ -181,6 +189,61 @@ def test_a_page_that_is_refused_keeps_the_reason(reason: str, code: str) -> None
     found = problem(page, {PAGE_PATH: http(404, {"error": body | {"details": {"slot": 1}}})})
     assert (found.code, found.exit_code, found.message) == (code, 5, "there is no page")
     assert found.details == {"slot": 1, "reason": reason}
+
+
+NAME = 'a b/ä&page=x\0"'
+FILE_VERBS = {
+    "/slots/0?action=spill&page=a+b%2F%C3%A4%26page%3Dx%00%22": ev.PageFile(
+        "o", OperationKind.PAGE_SPILL, NAME, page=NAME, drop=True
+    ),
+    "/slots/3?action=save": ev.PageFile("o", OperationKind.PAGE_SAVE, NAME, 3),
+    "/slots/2?action=restore": ev.PageFile("o", OperationKind.PAGE_RESTORE, NAME, 2),
+}
+WRITTEN = {"id_slot": 3, "filename": "x", "n_tokens": 40, "n_bytes": 9, "from_tomorrow": 1}
+
+
+@pytest.mark.parametrize(("path", "command"), FILE_VERBS.items())
+def test_a_file_name_travels_in_the_body_and_a_page_name_quoted(
+    path: str, command: ev.PageFile
+) -> None:
+    bodies: list[Any] = []
+    answers = {path: http(200, WRITTEN)}
+    found = ask(lambda client: client.page_file(command), answers, bodies=bodies)
+    assert (found.filename, found.model_dump()["from_tomorrow"]) == ("x", 1)
+    drop = {"drop": True} if command.page is not None else {}
+    assert bodies == [{"filename": NAME} | drop]
+
+
+def test_a_verb_with_files_that_is_refused_keeps_the_reason_and_what_differs() -> None:
+    path, command = next(iter(FILE_VERBS.items()))
+    differs = [{"field": "model", "page": "a", "server": ""}]
+    body = {"code": 409, "type": "page_refused", "reason": "page_mismatch", "message": "no: a"}
+    answer = http(409, {"error": body | {"details": {"slot": 1, "fields": differs}}})
+    found = problem(lambda client: client.page_file(command), {path: answer})
+    assert (found.code, found.exit_code, found.message) == ("page_mismatch", 5, "no: a")
+    assert found.details == {"slot": 1, "fields": differs, "reason": "page_mismatch"}
+
+
+def test_an_engine_without_a_directory_for_files_says_so() -> None:
+    path, command = next(iter(FILE_VERBS.items()))
+    body = {"code": 501, "type": "not_supported_error", "message": "start it with a directory"}
+    found = problem(lambda client: client.page_file(command), {path: http(501, {"error": body})})
+    assert (found.code, found.message) == ("not_supported", "start it with a directory")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"id_slot": 0, "page": "x", "n_tokens": 1, "n_bytes": 1},
+        WRITTEN | {"lost": [{"file": "x.ckpt"}]},
+        WRITTEN | {"dropped": "perhaps"},
+        [],
+    ],
+)
+def test_a_receipt_that_names_no_files_is_broken(body: object) -> None:
+    path, command = next(iter(FILE_VERBS.items()))
+    found = problem(lambda client: client.page_file(command), {path: http(200, body)})
+    assert found.code == "engine_answer_broken"
 
 
 @pytest.mark.parametrize("path", ["/pages", "/slots"])

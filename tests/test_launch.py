@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from llamactl_supervisor.config import Paths, Settings
 from llamactl_supervisor.launch import engine_argv, holder_order, instance_id
 from llamactl_supervisor.models import EngineRequest, Override, UpRequest
@@ -19,7 +20,7 @@ def test_the_whole_command_line() -> None:
     assert " ".join(engine_argv(REQUEST, None, "id", PATHS)) == (
         "/bin/llama-server --model /m.gguf --host 127.0.0.1,/r/engine-id/engine.sock --port 9 "
         "--ctx-size 16384 --parallel 2 --instance-id id --admin-private "
-        "--slot-save-path /s/slots --metrics --jinja"
+        "--metrics --slot-save-path /s/pages/ --jinja"
     )
 
 
@@ -28,6 +29,14 @@ def test_a_live_geometry_holds_over_a_relaunch() -> None:
     override = Override(n_ctx=131072, n_seq=4, kv_unified=True, by="me", at=at)
     argv = " ".join(engine_argv(REQUEST, override, "id", PATHS))
     assert "--ctx-size 131072 --parallel 4 --kv-unified" in argv
+
+
+@pytest.mark.parametrize("option", ["--slot-save-path", "--slot_save_path"])
+def test_a_directory_for_pages_that_the_user_chose_is_the_only_one(option: str) -> None:
+    spec = EngineRequest.parse({"model": "/m.gguf", "extra_args": ["--jinja", option, "/mine"]})
+    argv = engine_argv(REQUEST.model_copy(update={"spec": spec}), None, "id", PATHS)
+    assert argv[-3:] == ["--jinja", option, "/mine"]
+    assert "/s/pages/" not in argv
 
 
 def test_keys_travel_as_a_path() -> None:

@@ -17,6 +17,7 @@ from llamactl_supervisor.models import (
     EngineRequest,
     EngineState,
     ExitRecord,
+    FileReceipt,
     Geometry,
     Intent,
     LifecycleResult,
@@ -44,6 +45,7 @@ RECORD = ExitRecord(summary="exited with status 1", at=AT, exit_code=1, last_lin
 FACTS = EngineFacts(Geometry(n_ctx=16384, n_seq=2), 1, None)
 CHANGE = ReconfigureRequest(n_ctx=131072, n_seq=4)
 PAGED = PageReceipt(id_slot=1, page="fox", n_tokens=40, n_bytes=9)
+WRITTEN = FileReceipt(id_slot=1, filename="b", n_tokens=40, n_bytes=9)
 EMPTY = Snapshot(seed=UUID(int=0), settings=SETTINGS)
 
 
@@ -102,7 +104,9 @@ EVENTS: list[ev.Event] = [
     ev.Down("o"),
     ev.Reconfigure("o", CHANGE),
     ev.Page("o", OperationKind.PAGE_OUT, "fox", 1),
+    ev.PageFile("o", OperationKind.PAGE_SPILL, "b", page="fox"),
     ev.PageEnded("p", PAGED),
+    ev.PageEnded("p", WRITTEN),
     ev.PageEnded("p", PROBLEM),
     ev.Resume(),
     ev.Found(process(1)),
@@ -364,13 +368,17 @@ def test_a_reconfigure_out_of_turn_says_why(state: str, code: str) -> None:
     ],
 )
 def test_a_page_verb_out_of_turn_says_why(state: str, code: str) -> None:
-    _, effects = play(STATES[state], ev.Page("p", OperationKind.PAGE_DROP, "fox"))
-    assert isinstance(effects[0], ev.Reject)
-    assert effects[0].problem.code == code
+    for verb in (
+        ev.Page("p", OperationKind.PAGE_DROP, "fox"),
+        ev.PageFile("p", OperationKind.PAGE_SAVE, "fox", 1),
+    ):
+        _, effects = play(STATES[state], verb)
+        assert isinstance(effects[0], ev.Reject)
+        assert effects[0].problem.code == code
 
 
 def test_a_page_verb_and_a_reconfigure_do_not_wait_for_each_other() -> None:
-    command = ev.Page("q", OperationKind.PAGE_IN, "fox", 0)
+    command = ev.PageFile("q", OperationKind.PAGE_RESTORE, "fox", 0)
     changing, effects = play(STATES["paging"], ev.Reconfigure("r", CHANGE), command)
     assert changing.state is EngineState.RECONFIGURING
     assert effects == (
@@ -378,7 +386,7 @@ def test_a_page_verb_and_a_reconfigure_do_not_wait_for_each_other() -> None:
         ev.SendPage(process(1), command),
     )
     changed, ends = play(
-        changing, ev.PageEnded("q", PAGED), ev.Reconfigured(1, CHANGE, receipt(), "me", AT)
+        changing, ev.PageEnded("q", WRITTEN), ev.Reconfigured(1, CHANGE, receipt(), "me", AT)
     )
     assert [end.operation for end in ends if isinstance(end, ev.Finish)] == ["q", "r"]
     assert (changed.state, changed.paging) == (EngineState.READY, ("p",))

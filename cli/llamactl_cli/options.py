@@ -111,6 +111,10 @@ Slot = Annotated[
 PageName = Annotated[
     str, typer.Argument(metavar="NAME", help="The page's name: letters, digits, `.`, `_`, `-`.")
 ]
+FileName = Annotated[
+    str,
+    typer.Argument(metavar="FILENAME", help="The files' name in the engine's directory; no path."),
+]
 PerSlot = Annotated[
     int | None,
     typer.Option(

@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from llamactl_supervisor.client import ControlClient
-    from llamactl_supervisor.models import LifecycleResult, Operation, PageReceipt, Receipt
+    from llamactl_supervisor.models import (
+        FileReceipt,
+        LifecycleResult,
+        Operation,
+        PageReceipt,
+        Receipt,
+    )
 
     from llamactl_cli.output import Output
 
-    Result = TypeVar("Result", LifecycleResult, Receipt, PageReceipt)
+    Result = TypeVar("Result", LifecycleResult, Receipt, PageReceipt, FileReceipt)
 
 
 def follow(

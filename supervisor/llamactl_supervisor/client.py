@@ -28,8 +28,10 @@ from llamactl_supervisor.models import (
     Operation,
     OperationState,
     PageDropRequest,
+    PageFileRequest,
     PageRequest,
     Pages,
+    PageSpillRequest,
     Problem,
     ReconfigureRequest,
     Slots,
@@ -147,6 +149,25 @@ class ControlClient:
         """Free page `name`."""
         return self._page("drop", PageDropRequest.parse({"name": name}))
 
+    def page_spill(
+        self, name: str, *, filename: str | None = None, drop: bool = False
+    ) -> Operation:
+        """Write page `name` to files of that name or of `filename`; `drop` frees it afterwards.
+
+        The operation's result is the engine's `FileReceipt`; a refusal ends it with the engine's
+        reason as code (`unknown_page`, `no_space`, ...).
+        """
+        request = PageSpillRequest.parse({"name": name, "filename": filename, "drop": drop})
+        return self._page("spill", request)
+
+    def page_save(self, slot: int, filename: str) -> Operation:
+        """Write the slot's conversation to files; it stays. Waits while the slot is busy."""
+        return self._page("save", PageFileRequest.parse({"filename": filename, "slot": slot}))
+
+    def page_restore(self, filename: str, slot: int) -> Operation:
+        """Read files into the slot, in place of what it holds; see `lost` of the receipt."""
+        return self._page("restore", PageFileRequest.parse({"filename": filename, "slot": slot}))
+
     def pages(self) -> Pages:
         """Return the engine's pages. Raises `engine_stopped` without an engine."""
         return self._call(Pages, "GET", "/v1/pages", timeout_s=ENGINE_READ_S + ANSWER_S)
@@ -155,7 +176,7 @@ class ControlClient:
         """Return the engine's slots; a sleeping engine is woken and loads its weights."""
         return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
 
-    def _page(self, verb: str, request: PageDropRequest) -> Operation:
+    def _page(self, verb: str, request: PageDropRequest | PageFileRequest) -> Operation:
         return self._call(Operation, "POST", f"/v1/pages/{verb}", body=request.model_dump())
 
     def operation(self, operation_id: str, *, wait_s: float = 0.0) -> Operation:

@@ -52,7 +52,7 @@ def obey(snapshot: Snapshot, command: Command, now: float) -> Step:
             return after, (*effects, ev.Exit()) if after.state in IDLE else effects
         case ev.Reconfigure():
             return _reconfigure(snapshot, command)
-        case ev.Page():
+        case ev.Page() | ev.PageFile():
             return _page(snapshot, command)
 
 
@@ -152,7 +152,7 @@ def _reconfigure(snapshot: Snapshot, command: ev.Reconfigure) -> Step:
     return _reject(snapshot, command, Code.ENGINE_STOPPED, message, "use `llamactl start`")
 
 
-def _page(snapshot: Snapshot, command: ev.Page) -> Step:
+def _page(snapshot: Snapshot, command: ev.PageVerb) -> Step:
     if (problem := not_serving(snapshot)) is not None:
         return snapshot, (ev.Reject(command.operation, problem),)
     assert snapshot.process is not None

@@ -91,9 +91,9 @@ class Paths:
         return self.logs / "daemon.log"
 
     @property
-    def slots(self) -> Path:
-        """The engine's --slot-save-path."""
-        return self.state / "slots"
+    def pages(self) -> Path:
+        """Where the engine writes pages and slots to files, unless it is told another place."""
+        return self.state / "pages"
 
     def engine_dir(self, instance_id: str) -> Path:
         """The private directory of one engine process: engine.sock, holder.json, exit.json."""
@@ -101,7 +101,7 @@ class Paths:
 
     def create(self) -> None:
         """Create the directories, 0700. Raises `INSECURE_DIRECTORY` if another user could write."""
-        for directory in (self.cache, self.state, self.runtime, self.logs, self.slots):
+        for directory in (self.cache, self.state, self.runtime, self.logs, self.pages):
             make_private_dir(directory)
 
 

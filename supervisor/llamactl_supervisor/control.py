@@ -16,8 +16,10 @@ from llamactl_supervisor.models import (
     Operation,
     OperationKind,
     PageDropRequest,
+    PageFileRequest,
     PageRequest,
     Pages,
+    PageSpillRequest,
     Problem,
     ReconfigureRequest,
     Slots,
@@ -73,6 +75,7 @@ def create_app(daemon: Supervisor, version: str) -> FastAPI:
     _errors(app)
     _mutations(app, daemon)
     _pages(app, daemon)
+    _page_files(app, daemon)
     _reads(app, daemon)
     return app
 
@@ -145,6 +148,39 @@ def _pages(app: FastAPI, daemon: Supervisor) -> None:
     async def slots() -> Slots:
         """The slots, then the parked ones. Wakes a sleeping engine, which loads its weights."""
         return await daemon.slots()
+
+
+def _page_files(app: FastAPI, daemon: Supervisor) -> None:
+    """The page verbs with files. What their names may be, the engine says."""
+    accepted: dict[str, Any] = {"status_code": 202, "responses": _PROBLEMS}
+
+    async def submit(
+        kind: OperationKind,
+        request: Request,
+        filename: str,
+        slot: int = 0,
+        spilled: PageSpillRequest | None = None,
+    ) -> Operation:
+        page, drop = (None, False) if spilled is None else (spilled.name, spilled.drop)
+        return await daemon.submit(
+            kind, _who(request), lambda op: ev.PageFile(op, kind, filename, slot, page, drop)
+        )
+
+    @app.post("/v1/pages/spill", **accepted)
+    async def page_spill(body: PageSpillRequest, request: Request) -> Operation:
+        """Write the page to files, beside decoding; `drop` frees it once they are there."""
+        filename = body.name if body.filename is None else body.filename
+        return await submit(OperationKind.PAGE_SPILL, request, filename, spilled=body)
+
+    @app.post("/v1/pages/save", **accepted)
+    async def page_save(body: PageFileRequest, request: Request) -> Operation:
+        """Write the slot's conversation to files; it stays. Waits until the slot is free."""
+        return await submit(OperationKind.PAGE_SAVE, request, body.filename, body.slot)
+
+    @app.post("/v1/pages/restore", **accepted)
+    async def page_restore(body: PageFileRequest, request: Request) -> Operation:
+        """Read the files into the slot, in place of what it holds; waits until it is free."""
+        return await submit(OperationKind.PAGE_RESTORE, request, body.filename, body.slot)
 
 
 def _reads(app: FastAPI, daemon: Supervisor) -> None:

@@ -184,7 +184,7 @@ class Daemon:
             case ev.SendReconfigure():
                 self._start(self._effects.reconfigure(effect, self._by(effect.operation)))
             case ev.SendPage():
-                waits = f"the engine takes page {effect.command.name!r} in its turn"
+                waits = f"the engine takes {effect.command.subject} in its turn"
                 self._operations.progress(effect.command.operation, waits)
                 self._start(self._effects.page(effect))
             case ev.RecordLoad():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.events import EngineFacts, EngineProcess, Event
-    from llamactl_supervisor.models import EngineRequest, PageReceipt, Receipt
+    from llamactl_supervisor.models import EngineRequest, FileReceipt, PageReceipt, Receipt
     from llamactl_supervisor.store import Saved
 
 log = logging.getLogger("llamactl.effects")
@@ -208,9 +208,13 @@ class Effects:
 
     async def page(self, effect: ev.SendPage) -> None:
         """Ask the engine for a page verb and post its answer, or why there is none."""
-        outcome: PageReceipt | Problem
+        outcome: PageReceipt | FileReceipt | Problem
         try:
-            outcome = await self.client(effect.process).page(effect.command)
+            client = self.client(effect.process)
+            if isinstance(effect.command, ev.PageFile):
+                outcome = await client.page_file(effect.command)
+            else:
+                outcome = await client.page(effect.command)
         except LlamactlError as exc:
             outcome = Problem.of(exc)
         self._post(ev.PageEnded(effect.command.operation, outcome))

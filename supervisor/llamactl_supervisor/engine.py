@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -13,7 +13,9 @@ from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    FileReceipt,
     Geometry,
+    OperationKind,
     Page,
     PageReceipt,
     Pages,
@@ -53,11 +55,23 @@ class _Refusal(_Document):
     details: dict[str, Any] = {}
 
 
+class _Unsupported(_Document):
+    type: Literal["not_supported_error"]
+    message: str
+
+
 class _Refused(_Document):
-    error: _Refusal
+    error: _Refusal | _Unsupported
 
 
 _Shape = TypeVar("_Shape")
+_PageShape = TypeVar("_PageShape", PageReceipt, FileReceipt)
+
+_FILE_ACTIONS = {
+    OperationKind.PAGE_SPILL: "spill",
+    OperationKind.PAGE_SAVE: "save",
+    OperationKind.PAGE_RESTORE: "restore",
+}
 
 _PAGES = TypeAdapter(tuple[Page, ...])
 _SLOTS = TypeAdapter(tuple[SlotState, ...])
@@ -129,12 +143,17 @@ class EngineClient:
 
         Wakes a sleeping engine. Raises the engine's own reason as code when it declines.
         """
-        path = f"/slots/{command.slot}"
         query = {"action": command.kind.value, "page": command.name}
-        status, body = await self._ask("POST", path, timeout_s=None, query=query)
-        if status == httpx.codes.OK:
-            return self._read(PageReceipt.model_validate_json, path, status, body)
-        raise self._declined(Code.PAGE_REFUSED, path, status, body)
+        return await self._page(PageReceipt, command.slot, query)
+
+    async def page_file(self, command: ev.PageFile) -> FileReceipt:
+        """Write a page or a slot to files, or read them into a slot; waits and raises likewise."""
+        query = {"action": _FILE_ACTIONS[command.kind]}
+        wanted: dict[str, str | bool] = {"filename": command.filename}
+        if command.page is not None:
+            query["page"] = command.page
+            wanted["drop"] = command.drop
+        return await self._page(FileReceipt, command.slot, query, wanted)
 
     async def pages(self) -> Pages:
         """Return the pages. Wakes nothing."""
@@ -145,6 +164,15 @@ class EngineClient:
         """Return the slots and the parked ones. Wakes a sleeping engine."""
         status, body = await self._ask("GET", "/slots", timeout_s=ENGINE_READ_S)
         return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
+
+    async def _page(
+        self, shape: type[_PageShape], slot: int, query: dict[str, str], wanted: object = None
+    ) -> _PageShape:
+        path = f"/slots/{slot}"
+        status, body = await self._ask("POST", path, timeout_s=None, query=query, json=wanted)
+        if status == httpx.codes.OK:
+            return self._read(shape.model_validate_json, path, status, body)
+        raise self._declined(Code.PAGE_REFUSED, path, status, body)
 
     async def _ask(
         self,
@@ -197,6 +225,8 @@ class EngineClient:
             refusal = _Refused.model_validate_json(body).error
         except ValidationError:
             return self._broken(path, status, body)
+        if isinstance(refusal, _Unsupported):
+            return error(Code.NOT_SUPPORTED, refusal.message)
         known = refusal.reason in Code.__members__.values()
         return error(
             refusal.reason if known else otherwise,

@@ -68,9 +68,15 @@ class Code(StrEnum):
     RECONFIGURE_REFUSED = "reconfigure_refused"
 
     # The engine's own reasons for declining a page verb, passed on verbatim; media_held is above.
+    BAD_BODY = "bad_body"
+    BAD_FILE = "bad_file"
     BAD_NAME = "bad_name"
     BAD_SLOT = "bad_slot"
     EMPTY_SLOT = "empty_slot"
+    FILES_FAILED = "files_failed"
+    NO_ACCESS = "no_access"
+    NO_FILE = "no_file"
+    NO_SPACE = "no_space"
     UNKNOWN_PAGE = "unknown_page"
     PAGE_CEILING = "page_ceiling"
     TOO_LARGE = "too_large"
@@ -78,6 +84,9 @@ class Code(StrEnum):
     REQUEST_WAITING = "request_waiting"
     PAGE_FAILED = "page_failed"
     PAGE_REFUSED = "page_refused"
+
+    # What this engine, started like this, does not do.
+    NOT_SUPPORTED = "not_supported"
 
     TIMED_OUT = "timed_out"
     START_STALLED = "start_stalled"
@@ -182,9 +191,14 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.PAGE_OUT_FAILED: RefusedError,
     Code.CONTEXT_BUILD_FAILED: RefusedError,
     Code.RECONFIGURE_REFUSED: RefusedError,
+    Code.BAD_BODY: RefusedError,
+    Code.BAD_FILE: RefusedError,
     Code.BAD_NAME: RefusedError,
     Code.BAD_SLOT: RefusedError,
     Code.EMPTY_SLOT: RefusedError,
+    Code.NO_ACCESS: RefusedError,
+    Code.NO_FILE: RefusedError,
+    Code.NO_SPACE: RefusedError,
     Code.UNKNOWN_PAGE: RefusedError,
     Code.PAGE_CEILING: RefusedError,
     Code.TOO_LARGE: RefusedError,
@@ -192,6 +206,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.REQUEST_WAITING: RefusedError,
     Code.PAGE_FAILED: RefusedError,
     Code.PAGE_REFUSED: RefusedError,
+    Code.NOT_SUPPORTED: RefusedError,
     Code.TIMED_OUT: TimedOutError,
     Code.START_STALLED: TimedOutError,
     Code.DAEMON_START_FAILED: FailedError,
@@ -199,6 +214,8 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.ENGINE_EXITED: FailedError,
     Code.ENGINE_SPAWN_FAILED: FailedError,
     Code.ENGINE_UNREACHABLE: FailedError,
+    # Not refused: the new files may be in place, or come in place when the name is next read.
+    Code.FILES_FAILED: FailedError,
     Code.INTERNAL: FailedError,
     Code.NOT_FOUND: FailedError,
     Code.STATE_UNREADABLE: FailedError,
@@ -210,9 +227,15 @@ _STATUSES: dict[Code, int] = {
     Code.INVALID_GEOMETRY: 400,
     Code.PAGE_OUT_FAILED: 500,
     Code.CONTEXT_BUILD_FAILED: 503,
+    Code.BAD_BODY: 400,
+    Code.BAD_FILE: 400,
     Code.BAD_NAME: 400,
     Code.BAD_SLOT: 400,
     Code.EMPTY_SLOT: 400,
+    Code.NO_ACCESS: 500,
+    Code.NO_FILE: 400,
+    Code.NO_SPACE: 507,
+    Code.NOT_SUPPORTED: 501,
     Code.UNKNOWN_PAGE: 404,
     Code.PAGE_CEILING: 503,
     Code.PAGE_FAILED: 500,

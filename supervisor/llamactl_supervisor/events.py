@@ -12,9 +12,10 @@ from enum import Enum, StrEnum
 
 from llamactl_supervisor.models import (
     ExitRecord,
+    FileReceipt,
     Geometry,
-    LifecycleResult,
     OperationKind,
+    OperationResult,
     Override,
     PageReceipt,
     Problem,
@@ -111,12 +112,37 @@ class Reconfigure:
 
 @dataclass(frozen=True)
 class Page:
-    """Take a conversation out of a slot or into one, or drop it. `kind` is one of PAGE_KINDS."""
+    """Take a conversation out of a slot or into one, or drop it: PAGE_OUT, PAGE_IN, PAGE_DROP."""
 
     operation: str
     kind: OperationKind
     name: str
     slot: int = 0
+
+    @property
+    def subject(self) -> str:
+        """What it is done to, as a person reads it."""
+        return f"page {self.name!r}"
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """Write a page or a slot to files, or read them into a slot: PAGE_SPILL, _SAVE, _RESTORE.
+
+    Only a spill has a `page`, and frees it if `drop`.
+    """
+
+    operation: str
+    kind: OperationKind
+    filename: str
+    slot: int = 0
+    page: str | None = None
+    drop: bool = False
+
+    @property
+    def subject(self) -> str:
+        """What it is done to, as a person reads it."""
+        return f"file {self.filename!r}"
 
 
 # --- facts ---------------------------------------------------------------------------------------
@@ -206,7 +232,7 @@ class PageEnded:
     """The engine answered a page verb, declined it, or gave no answer that counts."""
 
     operation: str
-    outcome: PageReceipt | Problem
+    outcome: PageReceipt | FileReceipt | Problem
 
 
 @dataclass(frozen=True)
@@ -214,7 +240,8 @@ class Tick:
     """The snapshot's deadline may have passed."""
 
 
-Command = Up | Start | Stop | Restart | Down | Reconfigure | Page
+PageVerb = Page | PageFile
+Command = Up | Start | Stop | Restart | Down | Reconfigure | PageVerb
 StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
 RunningFact = Exited | Reconfigured | ReconfigureFailed
 ProcessFact = StartingFact | RunningFact
@@ -265,7 +292,7 @@ class SendPage:
     """Ask the engine for a page verb; it may wait until the slot is free."""
 
     process: EngineProcess
-    command: Page
+    command: PageVerb
 
 
 @dataclass(frozen=True)
@@ -273,7 +300,7 @@ class Finish:
     """The operation succeeded."""
 
     operation: str
-    result: LifecycleResult | Receipt | PageReceipt
+    result: OperationResult
 
 
 @dataclass(frozen=True)

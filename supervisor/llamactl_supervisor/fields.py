@@ -20,7 +20,7 @@ N_SEQ_MAX = 256
 """Most slots: LLAMA_MAX_SEQ of the pinned llama.cpp."""
 PORT_MAX = 65535
 PAGE_NAME_MAX = 512
-"""Most characters of a page's name that are passed on for the engine to judge; it allows fewer."""
+"""Most characters of a page's or file's name that the engine is given to judge; it allows fewer."""
 
 DEFAULT_N_CTX = 16384
 DEFAULT_N_SEQ = 2
@@ -34,7 +34,7 @@ OWNED_ARGS = frozenset(
         *("-c", "--ctx-size", "-np", "--parallel"),
         *("-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"),
         *("--host", "--port", "--reuse-port", "--api-prefix", "--api-key-file"),
-        *("--instance-id", "--admin-private", "--slot-save-path", "--metrics"),
+        *("--instance-id", "--admin-private", "--metrics"),
     ]
 )
 """Engine options that the supervisor sets itself, in every spelling of the pinned llama-server."""
@@ -80,11 +80,15 @@ def _ipv4(value: str) -> str:
         raise PydanticCustomError("invalid_host", "{text}", {"text": text}) from None
 
 
+def option_name(arg: str) -> str:
+    """Return an engine option's name as it is listed here, whatever spelling `arg` has."""
+    name = arg.split("=", 1)[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
 def _free_args(args: tuple[str, ...]) -> tuple[str, ...]:
     for arg in args:
-        name = arg.split("=", 1)[0]
-        if name.startswith("--"):
-            name = name.replace("_", "-")
+        name = option_name(arg)
         if "\0" in arg:
             raise PydanticCustomError("invalid_argument", "an argument holds a NUL byte")
         if name in OWNED_ARGS:
@@ -100,6 +104,7 @@ NCtx = Annotated[int, Field(strict=True), _bounded("n_ctx", "tokens", N_CTX_MAX)
 NSeq = Annotated[int, Field(strict=True), _bounded("n_seq", "slots", N_SEQ_MAX)]
 Slot = Annotated[int, Field(strict=True, ge=0, lt=N_SEQ_MAX)]
 PageName = Annotated[str, Field(max_length=PAGE_NAME_MAX)]
+FileName = Annotated[str, Field(max_length=PAGE_NAME_MAX)]
 AbsolutePath = Annotated[str, Field(max_length=4096), AfterValidator(_absolute)]
 ExtraArgs = Annotated[tuple[str, ...], Field(max_length=512), AfterValidator(_free_args)]
 Host = Annotated[str, AfterValidator(_ipv4)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
+from llamactl_supervisor.fields import option_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,6 +18,7 @@ ENGINE_OOM_SCORE_ADD = 200
 LAST_LINES_MAX = 60
 """Lines of output kept in RAM for the exit record."""
 
+_PAGES_OPTION = "--slot-save-path"
 _REFUSED_ENV = ("LLAMA_ARG_REUSE_PORT",)
 """With it two engines could answer one port."""
 
@@ -44,8 +47,9 @@ def engine_argv(
     argv += ["--ctx-size", str(spec.n_ctx), "--parallel", str(spec.n_seq)]
     if spec.kv_unified is not None:
         argv.append("--kv-unified" if spec.kv_unified else "--no-kv-unified")
-    argv += ["--instance-id", instance, "--admin-private"]
-    argv += ["--slot-save-path", str(paths.slots), "--metrics"]
+    argv += ["--instance-id", instance, "--admin-private", "--metrics"]
+    if _PAGES_OPTION not in map(option_name, spec.extra_args):
+        argv += [_PAGES_OPTION, f"{paths.pages}/"]
     if spec.api_key_file is not None:
         argv += ["--api-key-file", spec.api_key_file]
     return [*argv, *spec.extra_args]

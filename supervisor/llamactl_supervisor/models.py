@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from datetime import datetime  # noqa: TC003 - pydantic reads the annotations at run time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llamactl_supervisor.errors import error
 from llamactl_supervisor.fields import DEFAULT_HOST as DEFAULT_HOST
@@ -24,6 +24,7 @@ from llamactl_supervisor.fields import PORT_MAX as PORT_MAX
 from llamactl_supervisor.fields import (
     AbsolutePath,
     ExtraArgs,
+    FileName,
     Host,
     NCtx,
     NSeq,
@@ -191,6 +192,20 @@ class PageRequest(PageDropRequest):
     slot: Slot
 
 
+class PageSpillRequest(PageDropRequest):
+    """The page that is written to files; `filename` None: they have its name."""
+
+    filename: FileName | None = None
+    drop: Annotated[bool, Field(strict=True)] = False
+
+
+class PageFileRequest(Wire):
+    """The files, and the slot that they are written from or go into."""
+
+    filename: FileName
+    slot: Slot
+
+
 class PageReceipt(EngineDocument):
     """The engine's own account of one page verb; `n_reusable` only where a page went in."""
 
@@ -201,6 +216,49 @@ class PageReceipt(EngineDocument):
     n_checkpoints: int = 0
     n_reusable: int | None = None
     ms: float = 0.0
+
+
+class FileTimings(EngineDocument):
+    """How long a save or a restore took."""
+
+    save_ms: float | None = None
+    restore_ms: float | None = None
+
+
+class LostFile(EngineDocument):
+    """A part of a page that its files did not give back; what it is good for begins anew."""
+
+    file: str
+    why: str
+
+
+class FileReceipt(EngineDocument):
+    """The engine's own account of one verb with files; what it did not say is None.
+
+    A spill says `page`, `dropped` and `ms`; a restore `n_reusable` and `lost`; save and restore
+    `timings`. n_bytes is what the conversation has in memory, the files have n_written or n_read.
+    """
+
+    id_slot: int
+    filename: str
+    n_tokens: int
+    n_bytes: int
+    n_checkpoints: int = 0
+    page: str | None = None
+    dropped: bool | None = None
+    n_written: int | None = None
+    n_read: int | None = None
+    n_reusable: int | None = None
+    lost: tuple[LostFile, ...] | None = None
+    ms: float | None = None
+    timings: FileTimings | None = None
+
+    @property
+    def took_ms(self) -> float | None:
+        """How long the verb took, wherever it said so."""
+        timings = self.timings or FileTimings()
+        said = (self.ms, timings.save_ms, timings.restore_ms)
+        return next((value for value in said if value is not None), None)
 
 
 class Page(EngineDocument):
@@ -302,9 +360,17 @@ class OperationKind(StrEnum):
     PAGE_OUT = "page_out"
     PAGE_IN = "page_in"
     PAGE_DROP = "page_drop"
+    PAGE_SPILL = "page_spill"
+    PAGE_SAVE = "page_save"
+    PAGE_RESTORE = "page_restore"
 
 
-PAGE_KINDS = frozenset([OperationKind.PAGE_OUT, OperationKind.PAGE_IN, OperationKind.PAGE_DROP])
+PAGE_KINDS = frozenset(
+    [
+        *(OperationKind.PAGE_OUT, OperationKind.PAGE_IN, OperationKind.PAGE_DROP),
+        *(OperationKind.PAGE_SPILL, OperationKind.PAGE_SAVE, OperationKind.PAGE_RESTORE),
+    ]
+)
 """Run beside each other and beside a reconfigure: the engine puts them in order."""
 
 
@@ -314,6 +380,10 @@ class OperationState(StrEnum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+
+
+# In this order: what a spill says is a page's receipt as well, and more.
+OperationResult = LifecycleResult | Receipt | FileReceipt | PageReceipt
 
 
 class Operation(Wire):
@@ -326,7 +396,7 @@ class Operation(Wire):
     requested_by: str
     requested_at: datetime
     finished_at: datetime | None = None
-    result: LifecycleResult | Receipt | PageReceipt | None = None
+    result: Annotated[OperationResult | None, Field(union_mode="left_to_right")] = None
     error: Problem | None = None
 
 

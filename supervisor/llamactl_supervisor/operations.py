@@ -20,7 +20,7 @@ from llamactl_supervisor.models import (
 )
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.models import LifecycleResult, PageReceipt, Receipt
+    from llamactl_supervisor.models import OperationResult
 
 HISTORY_MAX = 200
 """Ended operations that are remembered."""
@@ -72,9 +72,7 @@ class Operations:
         entry = self._entries[name]
         entry.operation = entry.operation.model_copy(update={"progress": text})
 
-    def end(
-        self, name: str, outcome: LifecycleResult | Receipt | PageReceipt | Problem
-    ) -> Operation:
+    def end(self, name: str, outcome: OperationResult | Problem) -> Operation:
         """Record the result or the problem, wake who waits for it, and return the operation."""
         entry = self._entries[name]
         failed = isinstance(outcome, Problem)

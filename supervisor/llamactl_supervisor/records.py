@@ -15,7 +15,7 @@ from llamactl_supervisor.models import EngineState, OperationKind, Problem, Rece
 
 if TYPE_CHECKING:
     from llamactl_supervisor import events as ev
-    from llamactl_supervisor.models import EngineRequest, LifecycleResult, PageReceipt
+    from llamactl_supervisor.models import EngineRequest, OperationResult
     from llamactl_supervisor.snapshot import Snapshot
 
 log = logging.getLogger("llamactl.records")
@@ -44,9 +44,7 @@ class Records:
         if ended and before is not EngineState.CRASHED:
             self.metrics.crashes.inc()
 
-    def ended(
-        self, kind: OperationKind, outcome: LifecycleResult | Receipt | PageReceipt | Problem
-    ) -> None:
+    def ended(self, kind: OperationKind, outcome: OperationResult | Problem) -> None:
         """Count the end of an operation."""
         if isinstance(outcome, Receipt):
             self.metrics.reconfigures.labels(outcome.outcome).inc()

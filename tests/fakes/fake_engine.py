@@ -12,7 +12,8 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-instance ID       claim to be another instance
     --fake-refuse REASON...  refuse that many reconfigures, each with its reason
     --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
-    --fake-parked            hold a parked request, whose page is neither taken nor dropped
+    --fake-parked            hold a parked request, whose page is neither taken, dropped nor spilled
+    --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
     --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
 """
 
@@ -35,7 +36,10 @@ from urllib.parse import parse_qs, urlsplit
 
 REFUSAL_STATUS = {"invalid_geometry": 400, "page_out_failed": 500, "context_build_failed": 503}
 PAGE_STATUS = {"bad_name": 400, "bad_slot": 400, "empty_slot": 400, "unknown_page": 404}
+PAGE_STATUS |= {"no_file": 400}
+FILE_ACTIONS = ("spill", "save", "restore")
 TOKEN_BYTES = 1024
+HEAD_BYTES = 512
 
 
 def parse() -> argparse.Namespace:
@@ -51,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
     flags = ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage")
-    for name in (*flags, "--fake-busy", "--fake-parked"):
+    for name in (*flags, "--fake-busy", "--fake-parked", "--fake-taken"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-refuse", nargs="+", default=[])
     for name in ("--fake-instance", "--fake-reconfigure"):
@@ -60,7 +64,11 @@ def parse() -> argparse.Namespace:
 
 
 class RefusedError(Exception):
-    """A page verb that is declined: reason and message."""
+    """A page verb that is declined: reason, message and further details."""
+
+    def __init__(self, reason: str, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.reason, self.message, self.details = reason, message, details
 
 
 class Engine:
@@ -165,26 +173,84 @@ class Engine:
         """Answer POST /slots/{id}?action=...&page=..."""
         if action == "page_out" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
             raise RefusedError("bad_name", f"{name!r} is no name of a page")
-        if slot >= self.geometry["n_seq"]:
-            raise RefusedError("bad_slot", f"there is no slot {slot}")
-        if action != "page_drop" and slot == 0:
-            self.free.wait()
-        if action == "page_out":
-            if not (held := self.tokens.pop(slot, 0)):
-                raise RefusedError("empty_slot", f"slot {slot} holds nothing")
-            self.stored[name] = held
+        if action == "page_drop":
+            held = self._page(name)
         else:
-            if name not in self.stored:
-                raise RefusedError("unknown_page", f"there is no page '{name}'")
-            if self._parked(name):
-                raise RefusedError("request_waiting", f"'{name}' is a request that has not ended")
-            held = self.stored.pop(name)
-        receipt = {"id_slot": slot, "page": name, "n_tokens": held, "n_bytes": held * TOKEN_BYTES}
-        receipt |= {"n_checkpoints": 2, "ms": 3.25, "something_newer": True}
+            self._await_slot(slot)
+            held = self._slot(slot) if action == "page_out" else self._page(name)
+        receipt = self._receipt(slot, held) | {"page": name, "ms": 3.25}
+        if action == "page_out":
+            self.stored[name] = self.tokens.pop(slot)
+            return receipt
+        del self.stored[name]
         if action == "page_in":
             self.tokens[slot] = held
             receipt["n_reusable"] = held
         return receipt
+
+    def files(self, slot: int, action: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer POST /slots/{id}?action=spill, save or restore.
+
+        A page is a file with its tokens and model, and a sidecar that may be lost.
+        """
+        filename = body["filename"]
+        if not re.fullmatch(r"[^./\x00-\x1f][^/\x00-\x1f]{0,199}", filename):
+            raise RefusedError("bad_name", "Invalid filename")
+        file = Path(self.flags.slot_save_path) / filename
+        sidecar = file.with_name(f"{filename}.ckpt")
+        if action != "spill":
+            self._await_slot(slot)
+        if action == "restore":
+            return self._restore(slot, file, sidecar)
+        held = self._page(name) if action == "spill" else self._slot(slot)
+        file.write_text(json.dumps({"n_tokens": held, "model": self.flags.model}))
+        sidecar.touch()
+        receipt = self._receipt(slot, held) | {"filename": filename}
+        receipt["n_written"] = held * TOKEN_BYTES + HEAD_BYTES
+        if action == "save":
+            return receipt | {"n_saved": held, "timings": {"save_ms": 4.6, "engine_ms": 0.1}}
+        dropped = body["drop"] and not self.flags.fake_taken
+        if dropped:
+            del self.stored[name]
+        return receipt | {"page": name, "dropped": dropped, "ms": 4.6}
+
+    def _restore(self, slot: int, file: Path, sidecar: Path) -> dict[str, Any]:
+        if not file.exists():
+            raise RefusedError("no_file", f"there is no page in files '{file.name}'")
+        state = json.loads(file.read_text())
+        if state["model"] != self.flags.model:
+            differs = {"field": "model", "page": state["model"], "server": self.flags.model}
+            said = f"model: made for '{differs['page']}', there is '{differs['server']}'"
+            raise RefusedError("page_mismatch", f"the page fits another. {said}", fields=[differs])
+        held = self.tokens[slot] = state["n_tokens"]
+        lost = [] if sidecar.exists() else [{"file": sidecar.name, "why": "it is missing"}]
+        receipt = self._receipt(slot, held) | {"filename": file.name, "lost": lost}
+        receipt |= {"n_reusable": held, "n_restored": held}
+        receipt["n_read"] = held * TOKEN_BYTES + HEAD_BYTES
+        return receipt | {"timings": {"restore_ms": 5.2, "engine_ms": 0.1}}
+
+    def _await_slot(self, slot: int) -> None:
+        if slot >= self.geometry["n_seq"]:
+            raise RefusedError("bad_slot", f"there is no slot {slot}")
+        if slot == 0:
+            self.free.wait()
+
+    def _slot(self, slot: int) -> int:
+        if not (held := self.tokens.get(slot, 0)):
+            raise RefusedError("empty_slot", f"slot {slot} holds nothing")
+        return held
+
+    def _page(self, name: str) -> int:
+        if name not in self.stored:
+            raise RefusedError("unknown_page", f"there is no page '{name}'")
+        if self._parked(name):
+            raise RefusedError("request_waiting", f"'{name}' is a request that has not ended")
+        return self.stored[name]
+
+    @staticmethod
+    def _receipt(slot: int, held: int) -> dict[str, Any]:
+        sizes = {"n_tokens": held, "n_bytes": held * TOKEN_BYTES, "n_checkpoints": 2}
+        return {"id_slot": slot} | sizes | {"something_newer": True}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -226,7 +292,7 @@ class Handler(BaseHTTPRequestHandler):
         if url.path.startswith("/slots/"):
             self.do_page(url.path.removeprefix("/slots/"), url.query)
             return
-        change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        change = self.body()
         reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
         if reasons:
             reason = reasons.pop(0)
@@ -245,16 +311,24 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.answer(200, receipt)
 
+    def body(self) -> dict[str, Any]:
+        """Return the request's JSON."""
+        body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return body
+
     def do_page(self, slot: str, query: str) -> None:
         """Answer one page verb."""
         asked = parse_qs(query, keep_blank_values=True, strict_parsing=True)
+        action, name = asked["action"][0], asked.get("page", [""])[0]
         try:
-            self.answer(200, self.engine.page(int(slot), asked["action"][0], asked["page"][0]))
+            if action in FILE_ACTIONS:
+                self.answer(200, self.engine.files(int(slot), action, name, self.body()))
+            else:
+                self.answer(200, self.engine.page(int(slot), action, name))
         except RefusedError as exc:
-            reason, message = exc.args
-            status = PAGE_STATUS.get(reason, 409)
-            error = {"code": status, "type": "page_refused", "reason": reason}
-            error |= {"message": message, "details": {"slot": int(slot)}}
+            status = PAGE_STATUS.get(exc.reason, 409)
+            error = {"code": status, "type": "page_refused", "reason": exc.reason}
+            error |= {"message": exc.message, "details": {"slot": int(slot)} | exc.details}
             self.answer(status, {"error": error})
 
 
