@@ -1,0 +1,62 @@
+#include "server-page-record.h"
+
+#include "server-page-checksum.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+const std::vector<std::string> & server_page_suffixes() {
+    static const std::vector<std::string> res = { "", ".ckpt", ".lora", ".dft" };
+    return res;
+}
+
+std::string server_page_record_text(const server_page_record & rec) {
+    std::string res = "page commit 1\nstage " + rec.stage + "\n";
+    for (const auto & member : rec.members) {
+        res += "file " + std::to_string(member.n_bytes) + " " + member.file + "\n";
+    }
+    for (const auto & file : rec.retired) {
+        res += "retire " + file + "\n";
+    }
+
+    char checksum[32];
+    std::snprintf(checksum, sizeof(checksum), "checksum %016llx\n", (unsigned long long) server_page_checksum(res.data(), res.size()));
+
+    return res + checksum;
+}
+
+bool server_page_is_stage_name(const std::string & str) {
+    return !str.empty() && str.find_first_not_of("0123456789-") == std::string::npos;
+}
+
+bool server_page_record_parse(const std::string & name, const std::string & text, server_page_record & rec) {
+    rec = {};
+
+    const auto is_own = [&](const std::string & file) {
+        const auto & suffixes = server_page_suffixes();
+        return std::any_of(suffixes.begin(), suffixes.end(), [&](const std::string & suffix) { return file == name + suffix; });
+    };
+
+    for (size_t begin = 0; begin < text.size(); ) {
+        const size_t end   = std::min(text.find('\n', begin), text.size());
+        const auto   line  = text.substr(begin, end - begin);
+        const size_t space = line.find(' ');
+        const auto   word  = line.substr(0, space);
+        const auto   value = space == std::string::npos ? "" : line.substr(space + 1);
+
+        if (word == "stage") {
+            rec.stage = value;
+        } else if (word == "retire") {
+            rec.retired.push_back(value);
+        } else if (word == "file") {
+            const size_t gap = std::min(value.find(' '), value.size());
+            rec.members.push_back({ value.substr(std::min(gap + 1, value.size())), std::strtoull(value.c_str(), nullptr, 10) });
+        }
+        begin = end + 1;
+    }
+
+    return server_page_record_text(rec) == text && server_page_is_stage_name(rec.stage) &&
+        std::all_of(rec.members.begin(), rec.members.end(), [&](const server_page_record::member & cur) { return is_own(cur.file); }) &&
+        std::all_of(rec.retired.begin(), rec.retired.end(), is_own);
+}
