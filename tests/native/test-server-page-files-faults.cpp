@@ -231,6 +231,62 @@ TEST(every_verb_fails_in_listing) {
         });
 }
 
+// Before the record it is a failure, from then on the record stays; only the last one, after the record was dropped, warns.
+TEST(a_directory_that_cannot_be_synced_is_never_success) {
+    const temporary_dir dir;
+    const server_page_files_status expected[] = {
+        SERVER_PAGE_FILES_IO,      // the stage
+        SERVER_PAGE_FILES_IO,      // the staging directory
+        SERVER_PAGE_FILES_IO,      // the directory
+        SERVER_PAGE_FILES_PENDING, // the staging directory, with the record
+        SERVER_PAGE_FILES_PENDING, // the directory, with the files
+        SERVER_PAGE_FILES_OK,      // the staging directory, without the record
+    };
+
+    for (int i = 0; i < 6; ++i) {
+        dir.clear();
+        server_page_files plain(without_syncs(), dir.path);
+        CHECK(publish(plain, 2).ok());
+
+        faulty_os faulty(without_syncs());
+        faulty.only = "sync_dir";
+        faulty.at   = i + 1;
+        server_page_files files(faulty, dir.path);
+        const auto res = publish(files, 3);
+        CHECK_EQ(res.status, expected[i]);
+        CHECK(contains(res.message, "a fault of the test"));
+
+        std::vector<server_page_generation> found;
+        CHECK(plain.list(found).ok());
+        CHECK_EQ(found.size(), 1u);
+        CHECK_EQ(found[0].pending, expected[i] == SERVER_PAGE_FILES_PENDING);
+        CHECK_EQ(read_generation(plain), expected[i] == SERVER_PAGE_FILES_IO ? 2 : 3);
+    }
+}
+
+// A second one dies after its record while the first one writes; the first one cannot complete that, and must not sweep it.
+TEST(what_another_ones_record_lists_is_never_swept) {
+    const temporary_dir dir;
+    server_page_files plain(without_syncs(), dir.path);
+    CHECK(publish(plain, 2).ok());
+
+    faulty_os faulty(without_syncs());
+    faulty.only = "rename";
+    faulty.at   = 1;
+    bool left = false;
+    faulty.before = [&](const std::string & verb) {
+        if (verb == "write" && !left) {
+            left = true;
+            leave_pending(without_syncs(), dir.path, 4, 1);
+        }
+    };
+    server_page_files files(faulty, dir.path);
+    CHECK_EQ(publish(files, 3).status, SERVER_PAGE_FILES_IO);
+    CHECK(left);
+    CHECK_EQ(read_generation(plain), 4);
+    check_next_works(without_syncs(), dir.path);
+}
+
 TEST(a_process_dies_at_every_verb_of_a_publication) {
     const auto act = [](server_page_files & files) { return publish(files, 4); };
     sweep_crashes(published({}),      act, { 0, 4 },    4);

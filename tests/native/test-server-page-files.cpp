@@ -338,6 +338,26 @@ TEST(a_stage_is_swept_when_its_owner_is_dead_and_only_then) {
     CHECK(!has_staging(dir.os, dir.path));
 }
 
+TEST(a_stage_is_left_where_its_owner_cannot_be_told) {
+    page_dir dir(2);
+    const auto stage = leave_stage(dir, "1-1");
+    fs::remove(stage + "/.lock");
+    fs::create_symlink("page", stage + "/.lock");
+    const auto alien = dir / "page.page-staging/notes";
+    write_text(alien, "of a person");
+
+    std::vector<std::string> done;
+    const auto res = dir.files.recover(false, done);
+    CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+    CHECK(done.empty());
+    CHECK(fs::exists(stage + "/page") && fs::exists(alien));
+
+    const auto published = publish(dir.files, 3); // warns, and works
+    CHECK(published.ok());
+    CHECK(contains(published.message, dir / "page.page-staging"));
+    CHECK_EQ(read_generation(dir.files), 3);
+}
+
 TEST(recovery_tells_what_it_would_do_and_what_it_did) {
     page_dir dir(2);
     leave_pending(dir.os, dir.path, 3, 1);
@@ -392,6 +412,11 @@ TEST(what_is_no_file_in_the_place_of_one_is_an_error_and_stays) {
                 CHECK(contains(res.message, dir / name));
             }
             CHECK_EQ(fs::is_symlink(dir / name), is_link);
+
+            faulty_os watched(dir.os); // nothing large is written in vain
+            watched.before = [](const std::string & verb) { CHECK(verb != "write"); };
+            server_page_files files(watched, dir.path);
+            CHECK_EQ(publish(files, 3).status, SERVER_PAGE_FILES_IO);
             CHECK_EQ(read_text(elsewhere / "victim"), std::string("untouched"));
             CHECK(!has_staging(dir.os, dir.path));
         }
@@ -433,7 +458,7 @@ TEST(no_symlink_is_followed_in_the_staging) {
         page_dir dir(2);
         fs::remove(dir / name);
         fs::create_directories(dir / "page.page-staging");
-        fs::create_symlink(elsewhere / "1-1", dir / name);
+        fs::create_symlink(elsewhere / (contains(name, "1-1") ? "1-1" : "1-1/page"), dir / name);
         std::vector<std::string> done;
         const auto res = dir.files.recover(false, done);
         CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);

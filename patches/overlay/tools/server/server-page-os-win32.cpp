@@ -47,7 +47,7 @@ static result failed(const char * verb, const path & p, DWORD error) {
         case ERROR_PATH_NOT_FOUND:       res.status = SERVER_PAGE_OS_NOT_FOUND; break;
         case ERROR_DISK_FULL:
         case ERROR_HANDLE_DISK_FULL:
-        case ERROR_DISK_QUOTA_EXCEEDED:
+        case DISK_QUOTA_EXCEEDED:      
         case ERROR_FILE_TOO_LARGE:       res.status = SERVER_PAGE_OS_NO_SPACE;  break;
         case ERROR_ACCESS_DENIED:
         case ERROR_WRITE_PROTECT:        res.status = SERVER_PAGE_OS_NO_ACCESS; break;
