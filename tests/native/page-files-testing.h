@@ -114,6 +114,18 @@ struct temporary_dir {
     std::string path;
 };
 
+// a directory with a generation in it
+struct page_dir : temporary_dir {
+    explicit page_dir(int generation = 0) : files(os, path) {
+        if (generation != 0) {
+            CHECK(publish(files, generation).ok());
+        }
+    }
+
+    server_page_os &  os = server_page_os_native();
+    server_page_files files;
+};
+
 inline void write_text(const std::string & path, const std::string & text) {
     std::ofstream(path, std::ios::binary) << text;
 }
@@ -212,7 +224,8 @@ struct faulty_os final : server_page_os {
     }
 
 private:
-    result step(const std::string & verb, const path & p, const std::function<result()> & work, const std::function<result()> & half = nullptr) {
+    result step(const std::string & verb, const path & p, const std::function<result()> & work,
+            const std::function<result()> & half = nullptr) {
         if (before) {
             before(verb);
         }

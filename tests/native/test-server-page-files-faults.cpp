@@ -1,4 +1,4 @@
-// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-checksum.cpp server-page-os-posix.cpp
+// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
 
 // Each verb of the native file system fails once, or from then on, or takes the process with it.
 

@@ -1,4 +1,4 @@
-// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-checksum.cpp server-page-os-posix.cpp
+// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
 
 // Many at once: what a reader finds is always one whole generation, and nobody is in another one's way.
 

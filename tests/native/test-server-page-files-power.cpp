@@ -1,4 +1,4 @@
-// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-checksum.cpp
+// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp
 
 // A loss of power at every verb, with everything dropped that is not durable, with all of it kept, and at random.
 

@@ -139,7 +139,8 @@ static DWORD open_file(const path & p, DWORD access, DWORD share, DWORD how, std
 
     const auto str = native(p);
     error = unless_shared([&]() -> DWORD {
-        const HANDLE h = CreateFileW(str.c_str(), access, share, nullptr, how, FILE_ATTRIBUTE_NORMAL | FILE_FLAG_OPEN_REPARSE_POINT, nullptr);
+        const DWORD  flags = FILE_ATTRIBUTE_NORMAL | FILE_FLAG_OPEN_REPARSE_POINT;
+        const HANDLE h     = CreateFileW(str.c_str(), access, share, nullptr, how, flags, nullptr);
         if (h == INVALID_HANDLE_VALUE) {
             return GetLastError();
         }
@@ -225,7 +226,8 @@ struct server_page_os_win32 final : server_page_os {
         if (!GetFileAttributesExW(native(p).c_str(), GetFileExInfoStandard, &data)) {
             return failed("look at", p, GetLastError());
         }
-        entry = entry_of(p.below.substr(p.below.rfind('/') + 1), data.dwFileAttributes, uint64_t(data.nFileSizeHigh) << 32 | data.nFileSizeLow);
+        entry = entry_of(p.below.substr(p.below.rfind('/') + 1), data.dwFileAttributes,
+                uint64_t(data.nFileSizeHigh) << 32 | data.nFileSizeLow);
 
         return {};
     }
@@ -309,7 +311,8 @@ struct server_page_os_win32 final : server_page_os {
             const auto src = native(from);
             const auto dst = native(to);
             error = unless_shared([&]() -> DWORD {
-                return MoveFileExW(src.c_str(), dst.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH) ? ERROR_SUCCESS : GetLastError();
+                const DWORD flags = MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH;
+                return MoveFileExW(src.c_str(), dst.c_str(), flags) ? ERROR_SUCCESS : GetLastError();
             });
         }
         return error == ERROR_SUCCESS ? result() : failed(("rename " + from.str() + " to").c_str(), to, error);
@@ -350,7 +353,7 @@ struct server_page_os_win32 final : server_page_os {
             return failed("lock", p, error);
         }
 
-        const DWORD flags = shared ? 0 : how == SERVER_PAGE_OS_LOCK_TRY ? LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY : LOCKFILE_EXCLUSIVE_LOCK;
+        const DWORD flags = (shared ? 0 : LOCKFILE_EXCLUSIVE_LOCK) | (how == SERVER_PAGE_OS_LOCK_TRY ? LOCKFILE_FAIL_IMMEDIATELY : 0);
         OVERLAPPED all = {};
         if (!LockFileEx(file->h, flags, 0, MAXDWORD, MAXDWORD, &all)) {
             return failed("lock", p, GetLastError());
