@@ -86,6 +86,43 @@ TEST(processes_publish_and_read_one_name) {
     check_end(dir.path);
 }
 
+// Whether somebody else could take the lock of the directory at the first of this verb.
+static bool is_free_at(const std::string & verb, const std::function<server_page_files_result(server_page_files & files)> & act) {
+    const temporary_dir dir;
+    start(dir.path);
+
+    auto & os = server_page_os_native();
+    faulty_os watched(os);
+    int  n_seen = 0;
+    bool res    = false;
+    watched.before = [&](const std::string & cur) {
+        if (cur == verb && n_seen++ == 0) {
+            server_page_os_handle_ptr held;
+            res = os.lock({ dir.path, ".page-lock" }, SERVER_PAGE_OS_LOCK_TRY, held).ok();
+        }
+    };
+    server_page_files files(watched, dir.path);
+    CHECK(act(files).ok());
+    CHECK(n_seen > 0);
+
+    return res;
+}
+
+TEST(the_lock_is_held_where_generations_change_and_not_while_files_are_written) {
+    const auto publishing = [](server_page_files & files) { return publish(files, 3); };
+    const auto removing   = [](server_page_files & files) { return files.remove(NAME); };
+    const auto reading    = [](server_page_files & files) { server_page_files_result res; read_generation(files, res); return res; };
+
+    CHECK(is_free_at("write", publishing));
+    CHECK(is_free_at("sync", publishing));
+    CHECK(!is_free_at("make_dir", publishing));
+    CHECK(!is_free_at("rename", publishing));
+    CHECK(!is_free_at("remove", publishing));
+    CHECK(!is_free_at("remove", removing));
+    CHECK(!is_free_at("open", reading));
+    CHECK(!is_free_at("read", reading));
+}
+
 // The kernel drops the locks of a process that is killed; the name is free for the next one, who takes up what was left.
 TEST(a_killed_process_holds_nobody_up) {
     const temporary_dir dir;

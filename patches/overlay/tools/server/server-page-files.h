@@ -76,7 +76,8 @@ struct server_page_generation {
 
     std::string name;
 
-    std::vector<file> files;   // none with the suffix "": what an interrupted removal left
+    std::vector<file> files; // none with the suffix "": what an interrupted removal left
+
     bool pending = false; // there is a record: recover() changes the files
 };
 
