@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-.PHONY: run test bench engine-path model-path clean
+.PHONY: run test bench bench-pages engine-path model-path clean
 
 run: .venv/installed
 	$(BIN)/llamactl up
@@ -19,6 +19,9 @@ test: .venv/installed-test
 
 bench: .venv/installed
 	$(BIN)/python bench/reconfigure.py
+
+bench-pages: .venv/installed-test
+	PYTHONPATH=tests $(BIN)/python bench/pages.py
 
 engine-path model-path: .venv/installed
 	@$(BIN)/python -m llamactl_builder $@

@@ -29,6 +29,7 @@ ARCHITECTURES = (
     *("deepseek4", "dots3note", "glm5-next", "hy_v4", "minimax-m3"),
 )
 N_VOCAB, N_EMBD = 128, 256
+N_LAYERS_DEEP = 24
 LONG_ROPE_CELLS = 4096
 LORA_RANK = 4
 LORA_SIZE = 0.5
@@ -93,6 +94,7 @@ def make(directory: Path, generator: Path) -> None:
     write_blurred(llama, directory / "llama-draft.gguf")
     write_blurred(qwen35, directory / "qwen35-draft.gguf")
     write_next_token_layer(qwen35, directory / "qwen35-mtp.gguf")
+    write_deep(qwen35, directory / "qwen35-deep.gguf")
     write_ranker(directory / "qwen3-dense.gguf", directory / "qwen3-ranker.gguf")
     write_long_rope(llama, directory / "llama-longrope.gguf")
     write_lora(llama, directory / "llama-lora.gguf")
@@ -138,6 +140,25 @@ def write_next_token_layer(model: Path, target: Path) -> None:
         "qwen35.attention.recurrent_layers": [1, 0, 0],
     }
     write(target, reader, tensors | layer, replaced)
+
+
+def write_deep(model: Path, target: Path) -> None:
+    """Write a qwen35 with its two layers many times over: a hybrid with megabytes of state."""
+    reader = gguf.GGUFReader(model)
+    tensors = {}
+    for tensor in reader.tensors:
+        if not tensor.name.startswith("blk."):
+            tensors[tensor.name] = tensor.data
+            continue
+        _, n, rest = tensor.name.split(".", 2)
+        for layer in range(int(n), N_LAYERS_DEEP, 2):
+            tensors[f"blk.{layer}.{rest}"] = tensor.data
+    of_each_layer = ("attention.recurrent_layers", "swiglu_clamp_exp", "swiglu_clamp_shexp")
+    replaced: dict[str, object] = {
+        f"qwen35.{name}": reader.fields[f"qwen35.{name}"].contents() * (N_LAYERS_DEEP // 2)
+        for name in of_each_layer
+    }
+    write(target, reader, tensors, replaced | {"qwen35.block_count": N_LAYERS_DEEP})
 
 
 def write_ranker(model: Path, target: Path) -> None:

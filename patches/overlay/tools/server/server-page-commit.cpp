@@ -169,7 +169,8 @@ result server_page_commit::commit(const server_page_record & rec) const {
         }
     }
     if (res.status == SERVER_PAGE_FILES_PENDING) {
-        res.message = "the new generation of " + (root / name).str() + " is not surely in place, the next read or write of it completes it if it can: " + res.message;
+        res.message = "the new generation of " + (root / name).str() +
+            " is not surely in place, the next read or write of it completes it if it can: " + res.message;
     }
     return res;
 }

@@ -18,6 +18,10 @@ static result failed(server_page_files_status status, const std::string & messag
     return { status, message };
 }
 
+static result no_such_page(const server_page_commit & page) {
+    return failed(SERVER_PAGE_FILES_NOT_FOUND, (page.root / page.name).str() + ": there is no such page");
+}
+
 static result retire(const server_page_commit & page, const std::string & suffix, bool & found) {
     const auto removed = page.os.remove(page.root / (page.name + suffix));
     found = found || removed.ok();
@@ -71,7 +75,7 @@ static result remove_page(const server_page_commit & page) {
             return res;
         }
     }
-    return found ? failed(SERVER_PAGE_FILES_OK, warning) : failed(SERVER_PAGE_FILES_NOT_FOUND, (page.root / page.name).str() + ": there is no such page");
+    return found ? failed(SERVER_PAGE_FILES_OK, warning) : no_such_page(page);
 }
 
 static result recover_page(const server_page_commit & page, bool dry_run, std::vector<std::string> & done) {
@@ -88,13 +92,15 @@ static result recover_page(const server_page_commit & page, bool dry_run, std::v
         if (!res.ok()) {
             return res;
         }
-        done.push_back((page.root / page.name).str() + ": " + (dry_run ? "its publication would be completed" : "its publication was completed"));
+        done.push_back((page.root / page.name).str() +
+                (dry_run ? ": its publication would be completed" : ": its publication was completed"));
     }
 
     std::vector<std::string> swept;
     auto sweeping = page.sweep(dry_run, swept);
     for (const auto & stage : swept) {
-        done.push_back(stage + ": " + (dry_run ? "nobody owns this stage, it would be removed" : "nobody owned this stage, it was removed"));
+        done.push_back(stage +
+                (dry_run ? ": nobody owns this stage, it would be removed" : ": nobody owned this stage, it was removed"));
     }
     return sweeping.ok() ? res : sweeping;
 }
@@ -128,7 +134,7 @@ static result read_page(const server_page_commit & page, const std::vector<std::
             return res;
         }
         if (!found) {
-            return failed(SERVER_PAGE_FILES_NOT_FOUND, (page.root / page.name).str() + ": there is no such page");
+            return no_such_page(page);
         }
     }
 
@@ -136,7 +142,8 @@ static result read_page(const server_page_commit & page, const std::vector<std::
     for (auto & cur : members) {
         cur.data = allocate(cur.p.below.substr(n_root), cur.n_bytes);
         if (!cur.data && cur.n_bytes > 0) {
-            return failed(SERVER_PAGE_FILES_DECLINED, cur.p.str() + ": its " + std::to_string(cur.n_bytes) + " bytes are more than is wanted");
+            return failed(SERVER_PAGE_FILES_DECLINED,
+                    cur.p.str() + ": its " + std::to_string(cur.n_bytes) + " bytes are more than is wanted");
         }
     }
     for (auto & cur : members) {
@@ -283,7 +290,8 @@ result server_page_files::read(const std::string & name, const std::vector<std::
         return read_page(page, suffixes, allocate); // without a lock where there can be none: nobody commits there
     }
     if (!held) {
-        return failed(SERVER_PAGE_FILES_NO_ACCESS, page.record.str() + ": an interrupted publication must be completed first, but this directory may not be written");
+        return failed(SERVER_PAGE_FILES_NO_ACCESS, page.record.str() +
+                ": an interrupted publication must be completed first, but this directory may not be written");
     }
 
     // not given up in between: there is no moment at which another one could die half-way
@@ -402,67 +410,4 @@ result server_page_files::list(std::vector<server_page_generation> & generations
         generations.push_back(std::move(generation));
     }
     return {};
-}
-
-//
-// names
-//
-
-static bool is_utf8(const std::string & str) {
-    for (size_t i = 0; i < str.size(); ) {
-        const unsigned char c = str[i];
-
-        const size_t n = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
-        if (n == 0 || n > str.size() - i) {
-            return false;
-        }
-        for (size_t k = 1; k < n; ++k) {
-            if ((str[i + k] & 0xc0) != 0x80) {
-                return false;
-            }
-        }
-
-        // longer than it need be, half of a surrogate pair, past the last one
-        const unsigned char next = n > 1 ? str[i + 1] : 0;
-        if ((c == 0xe0 && next < 0xa0) || (c == 0xed && next > 0x9f) || (c == 0xf0 && next < 0x90) || (c == 0xf4 && next > 0x8f)) {
-            return false;
-        }
-        i += n;
-    }
-    return true;
-}
-
-std::string server_page_file_name_error(const std::string & name) {
-    static const size_t N_MAX = 200; // bytes; the staging directory's suffix must fit into 255 beside it
-
-    if (name.empty()) {
-        return "the name of a page's file must not be empty";
-    }
-    if (name.size() > N_MAX) {
-        return "the name of a page's file has at most " + std::to_string(N_MAX) + " bytes, this one has " + std::to_string(name.size());
-    }
-    if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
-        return "the name of a page's file must not have control characters";
-    }
-    if (name.find_first_of("/\\:*?\"<>|") != std::string::npos) {
-        return "the name of a page's file must not have any of / \\ : * ? \" < > |";
-    }
-    if (!is_utf8(name)) {
-        return "the name of a page's file must be UTF-8";
-    }
-    if (name[0] == '.') {
-        return "the name of a page's file must not begin with '.'";
-    }
-    if (name.back() == '.' || name.back() == ' ') {
-        return "the name of a page's file must not end in '.' or a space";
-    }
-
-    std::string lower = name;
-    std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + 32 : c; });
-    for (const std::string suffix : { ".ckpt", ".lora", ".dft", SERVER_PAGE_STAGING }) {
-        if (ends_in(lower, suffix)) {
-            return "the name of a page's file must not end in '" + suffix + "', which belongs to the server";
-        }
-    }
-    return "";
 }

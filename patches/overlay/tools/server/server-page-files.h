@@ -34,6 +34,7 @@
 // never leave a gap hold up who commits.
 
 #include "server-page-checksum.h"
+#include "server-page-file-name.h"
 #include "server-page-os.h"
 
 #include <functional>
@@ -75,7 +76,8 @@ struct server_page_generation {
 
     std::string name;
 
-    std::vector<file> files;   // none with the suffix "": what an interrupted removal left
+    std::vector<file> files; // none with the suffix "": what an interrupted removal left
+
     bool pending = false; // there is a record: recover() changes the files
 };
 
@@ -107,8 +109,3 @@ private:
 
     const std::string dir;
 };
-
-// what is wrong with a file name that a client gives, empty: nothing
-// 1 to 200 bytes of UTF-8 without control characters and without what means something in a path on any operating system,
-// not beginning with a dot, not ending in a suffix of a page's files, in whatever letter case: some file systems ignore it
-std::string server_page_file_name_error(const std::string & name);

@@ -157,12 +157,6 @@ struct server_page_os_posix final : server_page_os {
         return getpid();
     }
 
-    void give_way() override {
-#ifdef SCHED_BATCH // where it is defined, a nice value is of a thread, not of the process
-        setpriority(PRIO_PROCESS, 0, 10);
-#endif
-    }
-
     result make_dir(const path & p, bool & made) override {
         const place at(p);
         made = at.dir && mkdirat(at.dir->fd, at.name.c_str(), 0700) == 0;
@@ -387,4 +381,10 @@ struct server_page_os_posix final : server_page_os {
 server_page_os & server_page_os_native() {
     static server_page_os_posix os;
     return os;
+}
+
+void server_page_os_give_way() {
+#ifdef SCHED_BATCH // where it is defined, a nice value is of a thread, not of the process
+    setpriority(PRIO_PROCESS, 0, 10);
+#endif
 }

@@ -82,9 +82,6 @@ struct server_page_os {
     // made: false where there is such a directory already
     virtual result make_dir(const path & p, bool & made) = 0;
 
-    // from now on the calling thread lets others go first, where a priority is a thread's own; never raised again
-    virtual void give_way() = 0;
-
     // without "." and ".."; what vanishes meanwhile is left out
     virtual result list(const path & p, std::vector<server_page_os_entry> & entries) = 0;
 
@@ -122,3 +119,6 @@ struct server_page_os {
 
 // the one of the operating system
 server_page_os & server_page_os_native();
+
+// from now on the calling thread lets others go first, where a priority is a thread's own; it cannot be raised again
+void server_page_os_give_way();

@@ -1,0 +1,367 @@
+// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
+
+#include "page-files-testing.h"
+
+#include "server-page-record.h"
+
+#include <set>
+
+#include <sys/stat.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+unsigned mode_of(const std::string & path) {
+    struct stat st;
+    CHECK(lstat(path.c_str(), &st) == 0);
+    return st.st_mode & 07777;
+}
+
+std::string joined(const std::vector<server_page_generation> & generations) {
+    std::string res;
+    for (const auto & generation : generations) {
+        res += generation.name + (generation.pending ? "!" : "") + ":";
+        for (const auto & file : generation.files) {
+            res += " '" + file.suffix + "' " + std::to_string(file.n_bytes);
+        }
+        res += "; ";
+    }
+    return res;
+}
+
+std::string listed(server_page_files & files) {
+    std::vector<server_page_generation> generations;
+    CHECK(files.list(generations).ok());
+    return joined(generations);
+}
+
+// a stage as a process leaves it that died while it wrote
+std::string leave_stage(const page_dir & dir, const std::string & stage) {
+    const auto path = dir / "page.page-staging/" + stage;
+    fs::create_directories(path);
+    write_text(path + "/.lock", "");
+    write_text(path + "/page", "half");
+    return path;
+}
+
+void write_record(const page_dir & dir, const std::string & text) {
+    fs::create_directories(dir / "page.page-staging");
+    write_text(dir / "page.page-staging/commit", text);
+}
+
+}
+
+TEST(what_is_published_is_read_and_listed) {
+    page_dir dir;
+    server_page_files_result res;
+    CHECK_EQ(read_generation(dir.files, res), 0);
+    CHECK(contains(res.message, dir / "page"));
+    CHECK_EQ(listed(dir.files), std::string());
+
+    CHECK(publish(dir.files, 2).ok());
+    CHECK_EQ(read_generation(dir.files), 2);
+    CHECK_EQ(read_text(dir / "page.dft"), contents_of(2, ".dft"));
+    CHECK(publish(dir.files, 3, "other page").ok());
+    CHECK_EQ(listed(dir.files), std::string("other page: '' 56 '.ckpt' 61; page: '' 55 '.ckpt' 60 '.dft' 59 '.lora' 60; "));
+
+    CHECK(publish(dir.files, 3).ok());
+    CHECK_EQ(read_generation(dir.files), 3);
+    CHECK(!fs::exists(dir / "page.dft"));
+    CHECK(!has_staging(dir.os, dir.path));
+}
+
+TEST(files_are_for_their_owner_whatever_the_umask) {
+    for (const unsigned mask : { 0u, 022u, 0777u }) {
+        page_dir dir;
+        faulty_os looking(dir.os);
+        std::set<unsigned> dir_modes;
+        looking.before = [&](const std::string &) {
+            for (const auto & entry : fs::recursive_directory_iterator(dir.path)) {
+                if (entry.is_directory()) {
+                    dir_modes.insert(mode_of(entry.path().string()));
+                }
+            }
+        };
+
+        const auto before = umask(mask);
+        server_page_files files(looking, dir.path);
+        CHECK(publish(files, 2).ok());
+        umask(before);
+        CHECK_EQ(mode_of(dir / "page"), 0600u);
+        CHECK_EQ(mode_of(dir / "page.ckpt"), 0600u);
+        CHECK_EQ(mode_of(dir / ".page-lock"), 0600u);
+        CHECK(dir_modes == std::set<unsigned> { 0700u });
+    }
+}
+
+TEST(a_reader_asks_for_what_it_wants_and_may_decline) {
+    page_dir dir(2);
+
+    std::string asked;
+    std::vector<uint8_t> memory(1000);
+    const auto ask = [&](const std::string & suffix, uint64_t n_bytes) {
+        asked += "'" + suffix + "' " + std::to_string(n_bytes) + " ";
+        return suffix == ".lora" ? nullptr : memory.data();
+    };
+
+    CHECK(dir.files.read(NAME, { "", ".ckpt" }, ask).ok());
+    CHECK_EQ(asked, std::string("'' 55 '.ckpt' 60 "));
+    CHECK_EQ(std::string(memory.begin(), memory.begin() + 60), contents_of(2, ".ckpt"));
+
+    memory.assign(1000, 0);
+    const auto declined = dir.files.read(NAME, { "", ".lora" }, ask);
+    CHECK_EQ(declined.status, SERVER_PAGE_FILES_DECLINED);
+    CHECK(contains(declined.message, dir / "page.lora"));
+    CHECK_EQ(int(memory[0]), 0); // nothing was read
+
+    CHECK_EQ(dir.files.read(NAME, { "/../page" }, ask).status, SERVER_PAGE_FILES_BAD_NAME);
+
+    // there is a page where there is NAME, asked for or not
+    fs::remove(dir / "page");
+    CHECK_EQ(dir.files.read(NAME, { "", ".ckpt" }, ask).status, SERVER_PAGE_FILES_NOT_FOUND);
+    CHECK_EQ(dir.files.read(NAME, { ".ckpt" }, ask).status, SERVER_PAGE_FILES_NOT_FOUND);
+}
+
+TEST(empty_files_are_files) {
+    page_dir dir;
+    CHECK(dir.files.publish(NAME, { { "", {} }, { ".ckpt", { { nullptr, 0 } } } }).ok());
+    int n_asked = 0;
+    CHECK(dir.files.read(NAME, { "", ".ckpt" }, [&](const std::string &, uint64_t n_bytes) -> uint8_t * {
+        CHECK_EQ(n_bytes, 0u);
+        n_asked++;
+        return nullptr;
+    }).ok());
+    CHECK_EQ(n_asked, 2);
+}
+
+TEST(files_that_make_no_page_are_refused) {
+    page_dir dir(2);
+    const std::vector<std::vector<server_page_file>> bad = {
+        {}, { { ".ckpt", {} } }, { { "", {} }, { "", {} } }, { { "", {} }, { ".exe", {} } }, { { "", {} }, { "/../x", {} } },
+    };
+    for (const auto & files : bad) {
+        CHECK_EQ(dir.files.publish(NAME, files).status, SERVER_PAGE_FILES_BAD_NAME);
+    }
+    CHECK_EQ(read_generation(dir.files), 2);
+    CHECK(!has_staging(dir.os, dir.path));
+}
+
+TEST(a_page_is_removed_with_all_its_files) {
+    page_dir dir(2);
+    CHECK(dir.files.remove(NAME).ok());
+    CHECK_EQ(read_generation(dir.files), 0);
+    CHECK_EQ(listed(dir.files), std::string());
+    CHECK_EQ(dir.files.remove(NAME).status, SERVER_PAGE_FILES_NOT_FOUND);
+
+    write_text(dir / "page.ckpt", "what an interrupted removal left");
+    CHECK_EQ(read_generation(dir.files), 0);
+    CHECK_EQ(listed(dir.files), std::string("page: '.ckpt' 32; "));
+    CHECK(dir.files.remove(NAME).ok());
+    CHECK_EQ(listed(dir.files), std::string());
+}
+
+TEST(hostile_names_are_refused_everywhere) {
+    page_dir dir;
+    const std::vector<std::string> bad = {
+        "", ".", "..", ".hidden", "a/b", "../a", "/etc/passwd", "a\\b", std::string("a\0b", 3), "a\nb", "a\x7f", "a.ckpt", "a.CKPT",
+        "a.Lora", "a.dft", "a.page-staging", "a.Page-Staging", "a:b", "a*", "a?", "a\"", "a<", "a>", "a|", "a.", "a ",
+        std::string(201, 'a'), "\xff", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "a\xc3",
+    };
+    for (const auto & name : bad) {
+        CHECK(!server_page_file_name_error(name).empty());
+        CHECK_EQ(publish(dir.files, 1, name).status, SERVER_PAGE_FILES_BAD_NAME);
+        CHECK_EQ(dir.files.remove(name).status, SERVER_PAGE_FILES_BAD_NAME);
+        server_page_files_result res;
+        read_generation(dir.files, res, name);
+        CHECK_EQ(res.status, SERVER_PAGE_FILES_BAD_NAME);
+    }
+    CHECK(fs::is_empty(dir.path));
+
+    const std::vector<std::string> good = {
+        "a", "lock", "commit", "a b", " a", "-rf", "a.bin", "a.ckpt.bin", "a..b", std::string(200, 'a'), "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80", "7-1",
+    };
+    leave_pending(dir.os, dir.path, 4, 0); // of another page: in nobody's way
+    for (const auto & name : good) {
+        CHECK_EQ(server_page_file_name_error(name), std::string());
+        CHECK(publish(dir.files, 2, name).ok());
+        CHECK_EQ(read_generation(dir.files, name), 2);
+        CHECK(publish(dir.files, 3, name).ok());
+        CHECK_EQ(read_generation(dir.files, name), 3);
+    }
+}
+
+// A publication is interrupted after its record for a name with everything in it that the record must quote.
+TEST(a_record_carries_any_name) {
+    for (const std::string name : { " a  b ", "1 2", "file 3 x" }) {
+        server_page_record rec;
+        rec.stage   = "1-2";
+        rec.members = { { name, UINT64_MAX }, { name + ".ckpt", 0 } };
+        rec.retired = { name + ".dft" };
+        const auto text = server_page_record_text(rec);
+
+        server_page_record found;
+        CHECK(server_page_record_parse(name, text, found));
+        CHECK_EQ(server_page_record_text(found), text);
+        CHECK_EQ(found.members.size(), 2u);
+        CHECK_EQ(found.members[0].n_bytes, UINT64_MAX);
+        CHECK(!server_page_record_parse(name + "x", text, found)); // of another page
+
+        for (size_t i = 0; i < text.size(); ++i) {
+            auto damaged = text;
+            damaged[i] ^= 1;
+            CHECK(!server_page_record_parse(name, damaged, found));
+            CHECK(!server_page_record_parse(name, text.substr(0, i), found));
+        }
+        CHECK(!server_page_record_parse(name, text + "\n", found));
+    }
+
+    // a good checksum is no leave to go elsewhere
+    server_page_record found;
+    server_page_record outside;
+    outside.stage   = "../1";
+    outside.members = { { "page", 1 } };
+    CHECK(!server_page_record_parse("page", server_page_record_text(outside), found));
+    outside.stage   = "1-2";
+    outside.retired = { "page/../x" };
+    CHECK(!server_page_record_parse("page", server_page_record_text(outside), found));
+}
+
+TEST(a_damaged_record_is_named_and_left_until_the_page_is_removed) {
+    page_dir dir(2);
+    leave_pending(dir.os, dir.path, 3, 1);
+    const auto path = dir / "page.page-staging/commit";
+    const auto text = read_text(path);
+
+    for (const auto & damaged : { std::string(), text.substr(0, text.size() / 2), text + text, std::string(5000, 'x') }) {
+        write_text(path, damaged);
+
+        server_page_files_result read;
+        CHECK_EQ(read_generation(dir.files, read), -1);
+        std::vector<std::string> done;
+        for (const auto & res : { read, publish(dir.files, 4), dir.files.recover(false, done), dir.files.recover(true, done) }) {
+            CHECK_EQ(res.status, SERVER_PAGE_FILES_CORRUPT);
+            CHECK(contains(res.message, path));
+        }
+        CHECK(done.empty());
+        CHECK_EQ(read_text(path), damaged);
+    }
+
+    write_text(path, text);
+    CHECK_EQ(read_generation(dir.files), 3); // nothing was touched
+
+    write_record(dir, "nonsense");
+    leave_stage(dir, "1-1");
+    CHECK(dir.files.remove(NAME).ok());
+    CHECK_EQ(read_generation(dir.files), 0);
+    CHECK(!has_staging(dir.os, dir.path));
+    CHECK(publish(dir.files, 5).ok());
+}
+
+TEST(a_record_that_lists_what_is_not_there_is_corrupt) {
+    page_dir dir(2);
+    leave_pending(dir.os, dir.path, 4, 1);
+    std::string staged;
+    for (const auto & entry : fs::recursive_directory_iterator(dir / "page.page-staging")) {
+        staged = entry.path().filename() == "page.lora" ? entry.path().string() : staged;
+    }
+
+    for (const std::string wrong : { "short", "" }) {
+        write_text(staged, wrong);
+        if (wrong.empty()) {
+            fs::remove(staged); // what is in its place is of the old generation, and of another size
+            write_text(dir / "page.lora", "old");
+        }
+        server_page_files_result res;
+        CHECK_EQ(read_generation(dir.files, res), -1);
+        CHECK_EQ(res.status, SERVER_PAGE_FILES_CORRUPT);
+        CHECK(contains(res.message, "page.lora"));
+        CHECK(fs::exists(dir / "page.page-staging/commit"));
+    }
+}
+
+TEST(a_stage_is_swept_when_its_owner_is_dead_and_only_then) {
+    page_dir dir(2);
+    const auto own_pid = leave_stage(dir, std::to_string(getpid()) + "-999999"); // used again, or of another container
+    const auto no_lock = dir / "page.page-staging/4-4";
+    fs::create_directories(no_lock);
+
+    faulty_os writing(dir.os);
+    int n_seen = 0;
+    writing.before = [&](const std::string & verb) {
+        if (verb != "write" || n_seen++ > 0) {
+            return;
+        }
+        CHECK(!fs::exists(own_pid)); // the publication made room before it wrote
+        const auto dead = leave_stage(dir, "1-1");
+        std::vector<std::string> done;
+        CHECK(dir.files.recover(true, done).ok());
+        CHECK_EQ(done.size(), 1u);
+        CHECK(contains(done[0], dead));
+        CHECK(fs::exists(dead));
+        CHECK(dir.files.recover(false, done).ok());
+        CHECK_EQ(done.size(), 1u);
+        CHECK(!fs::exists(dead));
+
+        CHECK(publish(dir.files, 4).ok()); // another one of the same name overtakes it
+        CHECK_EQ(read_generation(dir.files), 4);
+    };
+    server_page_files files(writing, dir.path);
+    CHECK(publish(files, 3).ok());
+    CHECK(n_seen > 0);
+    CHECK_EQ(read_generation(dir.files), 3);
+    CHECK(!has_staging(dir.os, dir.path));
+}
+
+TEST(a_stage_is_left_where_its_owner_cannot_be_told) {
+    page_dir dir(2);
+    const auto stage = leave_stage(dir, "1-1");
+    fs::remove(stage + "/.lock");
+    fs::create_symlink("page", stage + "/.lock");
+    const auto alien = dir / "page.page-staging/notes";
+    write_text(alien, "of a person");
+
+    std::vector<std::string> done;
+    const auto res = dir.files.recover(false, done);
+    CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+    CHECK(done.empty());
+    CHECK(fs::exists(stage + "/page") && fs::exists(alien));
+
+    const auto published = publish(dir.files, 3); // warns, and works
+    CHECK(published.ok());
+    CHECK(contains(published.message, dir / "page.page-staging"));
+    CHECK_EQ(read_generation(dir.files), 3);
+}
+
+TEST(recovery_tells_what_it_would_do_and_what_it_did) {
+    page_dir dir(2);
+    leave_pending(dir.os, dir.path, 3, 1);
+    CHECK(contains(listed(dir.files), "page!:"));
+
+    std::vector<std::string> done;
+    CHECK(dir.files.recover(true, done).ok());
+    CHECK_EQ(done.size(), 1u);
+    CHECK_EQ(done[0], dir / "page" + ": its publication would be completed");
+    CHECK(contains(listed(dir.files), "page!:"));
+
+    CHECK(dir.files.recover(false, done).ok());
+    CHECK_EQ(done.size(), 2u);
+    CHECK_EQ(done[0], dir / "page" + ": its publication was completed");
+    CHECK(contains(done[1], "nobody owned this stage"));
+    CHECK_EQ(read_generation(dir.files), 3);
+    CHECK(dir.files.recover(false, done).ok());
+    CHECK(done.empty());
+}
+
+TEST(recovery_goes_on_past_a_name_that_fails) {
+    page_dir dir(2);
+    leave_pending(dir.os, dir.path, 3, 0);
+    for (const std::string name : { "a", "z" }) {
+        fs::create_directories(dir / (name + ".page-staging"));
+        write_text(dir / (name + ".page-staging/commit"), "nonsense");
+    }
+    std::vector<std::string> done;
+    CHECK_EQ(dir.files.recover(false, done).status, SERVER_PAGE_FILES_CORRUPT);
+    CHECK_EQ(done.size(), 2u);
+    CHECK_EQ(read_generation(dir.files), 3);
+}
