@@ -99,7 +99,7 @@ server_page_result server_page_save(server_page_files & files, const std::string
 
     // a thread of its own: a priority that was lowered cannot be raised again
     std::thread([&]() {
-        server_page_os_native().give_way();
+        server_page_os_give_way();
 
         for (const auto & file : to_publish) {
             ckpt.members.push_back(member(file));

@@ -132,7 +132,8 @@ std::optional<server_page_result> server_page_handle(const server_page_steps & s
         return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME, "Invalid filename" + (error.empty() ? "" : ": " + error));
     }
 
-    server_page_files files(server_page_os_native(), dir);
+    // the option's value ends in a slash, for llama-server's own use
+    server_page_files files(server_page_os_native(), dir.substr(0, dir.find_last_not_of("/\\") + 1));
 
     if (words.action != "spill") {
         request.name = body.filename;
