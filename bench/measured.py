@@ -33,15 +33,15 @@ class Engine:
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+            self.port: int = probe.getsockname()[1]
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}",
+            base_url=f"http://127.0.0.1:{self.port}",
             timeout=None,
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self.process = subprocess.Popen(
             [
-                *(str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port)),
+                *(str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(self.port)),
                 *("-c", str(8192 * n_seq), "-np", str(n_seq), "--slot-save-path", str(slots_dir)),
                 *("--cache-ram", "0", "--no-ui", *options),
             ],

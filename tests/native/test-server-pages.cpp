@@ -64,7 +64,7 @@ struct fake_server {
         return {
             store,
             [this](const server_page_request & request) { return run(request); },
-            [this](size_t n_bytes) {
+            [this](size_t n_bytes, server_pace) {
                 CHECK_EQ((int64_t) n_bytes, n_bytes_state);
                 CHECK(store.limit() == 0 || store.used() > 0); // charged before it is taken
                 if (n_no_page > 0) {

@@ -10,6 +10,10 @@
 #include <malloc.h>
 #endif
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 static constexpr int64_t UNLIMITED = std::numeric_limits<int64_t>::max();
 
 // the value of a line "NAME VALUE [kB]", -1 where there is no such line
@@ -116,6 +120,21 @@ int64_t server_memory_available() {
 
 int64_t server_memory_resident() {
     return std::max<int64_t>(0, read_field("/proc/self/status", "RssAnon:")) * 1024;
+}
+
+void server_memory_prefer_huge_pages(void * data, size_t size) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t huge  = 2*1024*1024;
+    const uintptr_t begin = ((uintptr_t) data + huge - 1) & ~(huge - 1);
+    const uintptr_t end   = ((uintptr_t) data + size) & ~(huge - 1); // what would be rounded up is not asked for
+
+    if (begin < end) {
+        madvise((void *) begin, end - begin, MADV_HUGEPAGE);
+    }
+#else
+    (void) data;
+    (void) size;
+#endif
 }
 
 void server_memory_prefer_mmap() {

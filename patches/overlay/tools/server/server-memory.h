@@ -2,6 +2,7 @@
 
 // How much host memory this process can still take.
 
+#include <cstddef>
 #include <cstdint>
 
 // bytes: what the system has available, or what is left of the smallest control group limit on the path to this process
@@ -10,6 +11,9 @@ int64_t server_memory_available();
 
 // bytes of this process that are resident and not of files, 0 where it is not known
 int64_t server_memory_resident();
+
+// of a large block that is about to be filled: a few large faults instead of many small ones, where the system has that
+void server_memory_prefer_huge_pages(void * data, size_t size);
 
 // from here on large blocks that are freed go back to the system at once
 void server_memory_prefer_mmap();

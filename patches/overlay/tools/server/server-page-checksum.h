@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 struct server_page_span {
@@ -15,3 +16,16 @@ uint64_t server_page_checksum(const void * data, size_t size);
 
 // of the parts one after another
 uint64_t server_page_checksum(const std::vector<server_page_span> & parts);
+
+// the same, a piece at a time
+struct server_page_checksum_state {
+    server_page_checksum_state();
+    ~server_page_checksum_state();
+
+    void     add(const void * data, size_t size);
+    uint64_t value() const;
+
+private:
+    struct state;
+    std::unique_ptr<state> st;
+};

@@ -388,3 +388,13 @@ void server_page_os_give_way() {
     setpriority(PRIO_PROCESS, 0, 10);
 #endif
 }
+
+void server_page_os_uncache(server_page_os_handle & file, uint64_t offset, size_t size) {
+#ifdef POSIX_FADV_DONTNEED // some systems have no such call
+    posix_fadvise(static_cast<fd_handle &>(file).fd, offset, size, POSIX_FADV_DONTNEED);
+#else
+    (void) file;
+    (void) offset;
+    (void) size;
+#endif
+}

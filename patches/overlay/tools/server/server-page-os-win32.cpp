@@ -372,3 +372,6 @@ server_page_os & server_page_os_native() {
 void server_page_os_give_way() {
     SetThreadPriority(GetCurrentThread(), THREAD_PRIORITY_BELOW_NORMAL);
 }
+
+void server_page_os_uncache(server_page_os_handle &, uint64_t, size_t) {
+}

@@ -122,3 +122,6 @@ server_page_os & server_page_os_native();
 
 // from now on the calling thread lets others go first, where a priority is a thread's own; it cannot be raised again
 void server_page_os_give_way();
+
+// what the system keeps in memory of a part of a native file may go: the file is not needed soon. Advice only
+void server_page_os_uncache(server_page_os_handle & file, uint64_t offset, size_t size);

@@ -2,6 +2,7 @@
 
 #include "server-faults.h"
 #include "server-page-codec.h"
+#include "server-page-os-paced.h"
 
 #include "llama.h"
 #include "../../src/llama-ext.h"
@@ -44,17 +45,23 @@ static server_page_span span(const std::vector<uint8_t> & bytes) {
     return { bytes.data(), bytes.size() };
 }
 
-static server_page_member member(const server_page_file & file) {
+static server_page_member member(const server_page_file & file, server_pace & pace) {
+    server_page_checksum_state checksum;
+
     server_page_member res;
-    res.suffix   = file.suffix;
-    res.checksum = server_page_checksum(file.parts);
+    res.suffix = file.suffix;
     for (const auto & part : file.parts) {
+        pace.in_pieces(part.size, [&](size_t offset, size_t n_bytes) {
+            checksum.add(static_cast<const uint8_t *>(part.data) + offset, n_bytes);
+            return true;
+        });
         res.n_bytes += part.size;
     }
+    res.checksum = checksum.value();
     return res;
 }
 
-server_page_result server_page_save(server_page_files & files, const std::string & filename, server_page_result && held) {
+server_page_result server_page_save(const std::string & dir, const std::string & filename, server_page_result && held) {
     const auto & page = static_cast<const server_page &>(*held.held);
 
     const std::vector<char> packed = page.prompt.tokens.serialize();
@@ -101,8 +108,10 @@ server_page_result server_page_save(server_page_files & files, const std::string
     std::thread([&]() {
         server_page_os_give_way();
 
+        server_pace pace(held.beside_decoding);
+
         for (const auto & file : to_publish) {
-            ckpt.members.push_back(member(file));
+            ckpt.members.push_back(member(file, pace));
             held.n_bytes_file += ckpt.members.back().n_bytes;
         }
 
@@ -114,9 +123,10 @@ server_page_result server_page_save(server_page_files & files, const std::string
         }
 
         to_publish.push_back({ SUFFIX_CKPT, bytes_ckpt.parts });
-        held.n_bytes_file += member(to_publish.back()).n_bytes;
+        held.n_bytes_file += member(to_publish.back(), pace).n_bytes;
 
-        done = files.publish(filename, to_publish);
+        server_page_os_paced os(server_page_os_native(), pace);
+        done = server_page_files(os, dir).publish(filename, to_publish);
     }).join();
 
     held.filename = filename;
@@ -301,7 +311,11 @@ static server_page_result unpack(const server_page_request & request, loaded_fil
     return {};
 }
 
-server_page_result server_page_load(server_page_files & files, server_page_store & store, const server_page_request & request, const std::string & filename) {
+server_page_result server_page_load(const std::string & dir, server_page_store & store, const server_page_request & request, server_pace pace) {
+    const auto & filename = request.name;
+
+    server_page_os_paced os(server_page_os_native(), pace);
+
     auto page = std::make_shared<server_page>();
     page->unpacked = std::make_unique<server_page_unpacked>();
 
@@ -324,7 +338,7 @@ server_page_result server_page_load(server_page_files & files, server_page_store
         }
     };
 
-    const auto done = files.read(filename, { "", SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }, allocate);
+    const auto done = server_page_files(os, dir).read(filename, { "", SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }, allocate);
     if (!done.ok()) {
         auto refused = files_refused(request, done);
         if (refused.reason == SERVER_PAGE_REASON_CEILING) {

@@ -5,10 +5,10 @@
 #include "server-page-files.h"
 #include "server-pages-live.h"
 
-// publish what is held as the files of `filename`, on a thread of low priority: who decodes goes first
+// publish what is held as the files of `filename` in `dir`, on a thread of low priority: who decodes goes first
 // `held`: the answer of server_page_hold() or server_page_copy(); returns the same with what became of it
-server_page_result server_page_save(server_page_files & files, const std::string & filename, server_page_result && held);
+server_page_result server_page_save(const std::string & dir, const std::string & filename, server_page_result && held);
 
 // a page out of files, in `held`: read and checked, no context has seen it yet; charged to the store
 // a sidecar that is missing or damaged costs its part only, and is listed in `losses`
-server_page_result server_page_load(server_page_files & files, server_page_store & store, const server_page_request & request, const std::string & filename);
+server_page_result server_page_load(const std::string & dir, server_page_store & store, const server_page_request & request, server_pace pace);

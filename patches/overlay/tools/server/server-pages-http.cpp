@@ -53,13 +53,13 @@ static file_body parse_body(const server_page_words & words) {
     return res;
 }
 
-static std::optional<server_page_result> spill(const server_page_steps & steps, server_page_files & files, server_page_request request, const file_body & body) {
+static std::optional<server_page_result> spill(const server_page_steps & steps, const std::string & dir, server_page_request request, const file_body & body) {
     auto held = server_page_hold(steps, request);
     if (!held || held->reason != SERVER_PAGE_REASON_NONE) {
         return held;
     }
 
-    auto res = server_page_save(files, body.filename, std::move(*held));
+    auto res = server_page_save(dir, body.filename, std::move(*held));
 
     if (res.reason == SERVER_PAGE_REASON_NONE && body.drop) {
         // this page, not one that has taken its name meanwhile
@@ -72,23 +72,30 @@ static std::optional<server_page_result> spill(const server_page_steps & steps, 
     return res;
 }
 
-static std::optional<server_page_result> save(const server_page_steps & steps, server_page_files & files, const server_page_request & request) {
+static std::optional<server_page_result> save(const server_page_steps & steps, const std::string & dir, const server_page_request & request) {
     auto held = server_page_copy(steps, request);
     if (!held || held->reason != SERVER_PAGE_REASON_NONE) {
         return held;
     }
 
-    return server_page_save(files, request.name, std::move(*held));
+    return server_page_save(dir, request.name, std::move(*held));
 }
 
-static std::optional<server_page_result> restore(const server_page_steps & steps, server_page_files & files, server_page_request request) {
-    auto loaded = server_page_load(files, steps.store, request, request.name);
+static std::optional<server_page_result> restore(const server_page_steps & steps, const std::string & dir, server_page_request request) {
+    request.allow_media = true;
+
+    // a slot that is not there costs no reading
+    const auto measured = steps.run(request);
+    if (!measured || measured->reason != SERVER_PAGE_REASON_NONE) {
+        return measured;
+    }
+
+    auto loaded = server_page_load(dir, steps.store, request, server_pace(measured->beside_decoding));
     if (loaded.reason != SERVER_PAGE_REASON_NONE) {
         return loaded;
     }
 
-    request.source      = std::move(loaded.held);
-    request.allow_media = true;
+    request.source = std::move(loaded.held);
 
     auto res = server_page_in(steps, request);
     if (res) {
@@ -98,7 +105,7 @@ static std::optional<server_page_result> restore(const server_page_steps & steps
     return res;
 }
 
-std::optional<server_page_result> server_page_handle(const server_page_steps & steps, const std::string & dir, const server_page_words & words) {
+std::optional<server_page_result> server_page_handle(const server_page_steps & steps, const std::string & save_path, const server_page_words & words) {
     const int64_t t_start = ggml_time_us();
 
     server_faults_begin();
@@ -132,16 +139,17 @@ std::optional<server_page_result> server_page_handle(const server_page_steps & s
         return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME, "Invalid filename" + (error.empty() ? "" : ": " + error));
     }
 
-    // the option's value ends in a slash, for llama-server's own use
-    server_page_files files(server_page_os_native(), dir.substr(0, dir.find_last_not_of("/\\") + 1));
 
     if (words.action != "spill") {
         request.name = body.filename;
     }
 
-    auto res = words.action == "spill"   ? spill  (steps, files, request, body) :
-               words.action == "save"    ? save   (steps, files, request) :
-                                           restore(steps, files, request);
+    // the option's value ends in a slash, for llama-server's own use
+    const std::string dir = save_path.substr(0, save_path.find_last_not_of("/\\") + 1);
+
+    auto res = words.action == "spill"   ? spill  (steps, dir, request, body) :
+               words.action == "save"    ? save   (steps, dir, request) :
+                                           restore(steps, dir, request);
     if (res) {
         res->t_total_us = ggml_time_us() - t_start;
     }

@@ -22,8 +22,8 @@ bool server_page_is_action(const std::string & action);
 // of these, which need a directory
 bool server_page_has_files(const std::string & action);
 
-// carry out one verb; `dir`: of the files; nullopt: the client is gone or was answered
-std::optional<server_page_result> server_page_handle(const server_page_steps & steps, const std::string & dir, const server_page_words & words);
+// carry out one verb; save_path: of the files; nullopt: the client is gone or was answered
+std::optional<server_page_result> server_page_handle(const server_page_steps & steps, const std::string & save_path, const server_page_words & words);
 
 // the answer, or the body of an error
 json server_page_result_to_json(const std::string & action, const server_page_result & result);

@@ -109,7 +109,7 @@ static std::optional<server_page_result> with_memory(
 
         try {
             request.op   = op;
-            request.page = steps.allocate(measured->n_bytes_state());
+            request.page = steps.allocate(measured->n_bytes_state(), server_pace(measured->beside_decoding));
         } catch (const std::bad_alloc &) {
             return server_page_refused(request, SERVER_PAGE_REASON_CEILING, "there is no memory for " + std::to_string(measured->n_bytes_state()) + " bytes");
         }
@@ -118,7 +118,8 @@ static std::optional<server_page_result> with_memory(
         auto done = steps.run(request);
         if (!done || !done->retry) {
             if (done && op == SERVER_PAGE_OP_COPY) {
-                done->held = std::move(request.page);
+                done->held            = std::move(request.page);
+                done->beside_decoding = measured->beside_decoding;
             }
             return done;
         }

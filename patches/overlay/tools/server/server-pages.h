@@ -5,6 +5,7 @@
 // A verb takes steps on two threads: memory is made and files are written on the thread of the client, beside decoding; what
 // touches a slot is done by the thread that runs the slots.
 
+#include "server-pace.h"
 #include "server-page-codec.h"
 #include "server-page-store.h"
 
@@ -102,6 +103,8 @@ struct server_page_result {
 
     std::vector<std::pair<std::string, float>> adapters; // HOLD, COPY: its active adapters, by fingerprint
 
+    bool beside_decoding = false; // MEASURE, PREPARE, HOLD: a slot is processing, so what is done on another thread has time
+
     int64_t n_bytes_state() const { return n_bytes_target + n_bytes_draft; }
     int64_t n_bytes()       const { return n_bytes_state() + n_bytes_spec + n_bytes_checkpoints; }
 };
@@ -120,7 +123,7 @@ struct server_page_steps {
     std::function<std::optional<server_page_result>(const server_page_request &)> run;
 
     // an empty page with resident memory for a state of n_bytes; throws std::bad_alloc
-    std::function<std::shared_ptr<server_page_base>(size_t n_bytes)> allocate;
+    std::function<std::shared_ptr<server_page_base>(size_t n_bytes, server_pace pace)> allocate;
 };
 
 // a slot by its number, as a client writes it

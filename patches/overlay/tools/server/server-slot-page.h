@@ -2,6 +2,8 @@
 
 // The one mover of a sequence's state: what it holds in the target and in the draft context, into host memory and back.
 
+#include "server-pace.h"
+
 #include "llama.h"
 
 #include <cstddef>
@@ -36,10 +38,14 @@ struct server_slot_page_buffer {
     void reserve(size_t n_bytes);
 
     // make the memory resident, so that the copy into it does not wait for page faults
-    void touch();
+    void touch(server_pace pace = server_pace(false));
 
 private:
-    std::unique_ptr<uint8_t[]> ptr;
+    struct free_aligned {
+        void operator()(uint8_t * data) const;
+    };
+
+    std::unique_ptr<uint8_t, free_aligned> ptr;
     size_t n = 0;
 };
 
