@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import Answer, LiveEngine, live_engine
-from sandbox import until
+from sandbox import WITHIN_S, until
 from streams import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tiny_models import TinyModels
 
@@ -31,6 +33,8 @@ TEXT = (
 SAMPLED = {"temperature": 0.8, "seed": 3, "n_probs": 1, "n_predict": 200, "ignore_eos": True}
 KINDS = {
     "dense": ("llama-dense", ()),
+    "dense, V transposed": ("llama-dense", ("--flash-attn", "off")),
+    "dense, quantized": ("llama-dense", ("--cache-type-k", "q8_0", "--cache-type-v", "q4_0")),
     "mixture of experts": ("llama-moe", ()),
     "sliding window": ("gemma3-dense", CHECKPOINTS),
     "sliding window, whole": ("gemma3-dense", ("--swa-full", *CHECKPOINTS)),
@@ -277,6 +281,72 @@ def test_the_ceiling_counts_pages_and_parked_states(engine_path: Path, model_pat
         assert live.geometry()["n_seq"] == 3
         live.page(0, "page_drop", "first")
         assert len(live.reconfigure(n_seq=1).receipt["parked"]) == 2
+        assert live.metric("page_store_bytes") == sum(page["n_bytes"] for page in live.pages())
+
+
+def test_a_page_that_is_being_written_counts_until_its_writer_lets_go(
+    engine: LiveEngine,
+) -> None:
+    """It goes into a slot meanwhile, and is written whole; then the next one finds room."""
+    engine.reconfigure(n_ctx=3 * 4096, n_seq=3)
+    long = {"prompt": "word " * 1500, "n_predict": 1, "temperature": 0}
+    engine.ask("/completion", **long, id_slot=1)
+    out = engine.page(1, "page_out", "long").receipt
+    with streams(engine) as running, ThreadPoolExecutor() as pool:
+        neighbour = running.start(**LONG, id_slot=0)  # beside it a spill takes its time
+        neighbour.reach(2)
+        spill = pool.submit(engine.spill, "long")
+        until(lambda: (engine.slot_files / "long.page-staging").is_dir())
+        back = engine.page(2, "page_in", "long").receipt
+        assert not spill.done()
+        assert engine.pages() == []
+        assert engine.metric("page_store_bytes") == out["n_bytes"]
+        assert spill.result(WITHIN_S).receipt["n_tokens"] == back["n_tokens"] == out["n_tokens"]
+        assert engine.metric("page_store_bytes") == 0
+    reused = [engine.ask("/completion", **long, id_slot=2).receipt["timings"]["cache_n"]]
+    assert engine.file(1, "restore", "long").receipt["n_reusable"] == out["n_tokens"]
+    reused += [engine.ask("/completion", **long, id_slot=1).receipt["timings"]["cache_n"]]
+    assert reused == [out["n_tokens"] - 1] * 2
+
+
+def test_many_pages_at_once_take_no_more_than_the_ceiling_and_one(
+    engine_path: Path, model_path: Path
+) -> None:
+    n_seq = 4
+    options = ("--metrics", "--parallel", str(n_seq), "--ctx-size", str(2048 * n_seq))
+    with live_engine(engine_path, model_path, *options, "--cache-ram", "0") as live:
+        text = {"prompt": "word " * 500, "n_predict": 1}
+        for slot in range(n_seq):
+            live.ask("/completion", **text, id_slot=slot)
+        one = live.page(0, "page_out", "a").receipt["n_bytes"]
+        live.page(0, "page_in", "a")
+    ceiling = ("--page-ram-bytes", str(2 * one + one // 2))
+    with live_engine(engine_path, model_path, *options, *ceiling, "--cache-ram", "0") as live:
+        for slot in range(n_seq):
+            live.ask("/completion", **text, id_slot=slot)
+        status = Path(f"/proc/{live.process.pid}/status")
+
+        def resident(field: str) -> int:
+            return 1024 * int(status.read_text().split(f"{field}:")[1].split()[0])
+
+        Path(f"/proc/{live.process.pid}/clear_refs").write_text("5")  # the peak counts from here
+        base, outcomes = resident("VmRSS"), Counter[str]()
+
+        def move(slot: int) -> None:
+            for n in range(12):
+                out = live.page(slot, "page_out", f"of-{slot if n % 3 else 0}")
+                outcomes["out" if out.status == 200 else out.error["reason"]] += 1
+                back = live.page(slot, "page_in", f"of-{slot if n % 3 else 0}")
+                outcomes["in" if back.status == 200 else back.error["reason"]] += 1
+
+        with ThreadPoolExecutor() as pool:
+            for each in [pool.submit(move, slot) for slot in range(n_seq)]:
+                each.result(WITHIN_S * 4)
+        assert outcomes["out"] > 12
+        assert outcomes["page_ceiling"] > 0
+        assert set(outcomes) <= {"out", "in", "page_ceiling", "empty_slot", "unknown_page"}
+        peak = resident("VmHWM") - base
+        assert peak < 2 * one + one // 2 + one + one // 2, "and half a page for all else"
         assert live.metric("page_store_bytes") == sum(page["n_bytes"] for page in live.pages())
 
 
