@@ -14,17 +14,19 @@ import os
 import platform
 import socket
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tiny_models
 from llamactl_builder import build, models
 from llamactl_builder.progress import TerminalProgress
-from measured import Engine, memcpy_ms, prompt_of, running, say
+from measured import Engine, memcpy_ms, prompt_of, running, say, seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -143,7 +145,24 @@ def round_of(engine: Engine, figures: Figures, prompt: list[int], *, patched: bo
     neighbour.end()
 
 
-def rows_of(ours: Figures, theirs: Figures, copy_ms: float) -> list[tuple[str, str, str]]:
+def spill_and_dd_ms(
+    engine: Engine, slots_dir: Path, prompt: list[int], repeats: int
+) -> tuple[float, float]:
+    """Median times of a spill while nobody decodes, and of dd writing the same bytes to the disk."""
+    engine.complete(HELD, prompt, 1)
+    engine.post(f"/slots/{HELD}?action=page_out&page=bench")
+    spills, copies = [], []
+    for _ in range(repeats):
+        answer = engine.post(f"/slots/{HELD}?action=spill&page=bench", filename="ours")
+        spills.append(answer["ms"])
+        dd = ["dd", f"if={slots_dir}/ours", f"of={slots_dir}/dd", "bs=1M", "conv=fsync"]
+        copies.append(1e3 * seconds(partial(subprocess.run, dd, check=True, capture_output=True)))
+    return statistics.median(spills), statistics.median(copies)
+
+
+def rows_of(
+    ours: Figures, theirs: Figures, copy_ms: float, alone: tuple[float, float]
+) -> list[tuple[str, str, str]]:
     """The lines of the table: figure, measured, target."""
     median = statistics.median(ours.gaps)
     pages, save = ours.worst_gap("page_out", "page_in"), theirs.worst_gap("save")
@@ -156,6 +175,8 @@ def rows_of(ours: Figures, theirs: Figures, copy_ms: float) -> list[tuple[str, s
         line("page_out, on the engine's thread", ours.time("page_out"), unit=" ms"),
         line("page_in, on the engine's thread", ours.time("page_in"), unit=" ms"),
         line("spill, beside decoding", ours.time("spill"), unit=" ms"),
+        line("spill, nobody decoding", alone[0], unit=" ms"),
+        line("dd conv=fsync of the same bytes", alone[1], unit=" ms"),
         line("save, pristine engine, on its thread", theirs.time("save"), unit=" ms"),
         line("restore, pristine engine, on its thread", theirs.time("restore"), unit=" ms"),
         line("neighbour's median gap", median, unit=" ms"),
@@ -168,6 +189,7 @@ def rows_of(ours: Figures, theirs: Figures, copy_ms: float) -> list[tuple[str, s
         line("save, pristine / page_out", theirs.time("save") / ours.time("page_out"), ">= 4"),
         line("worst gap beside spill / median gap", ours.worst_gap("spill") / median, "<= 1.5"),
         line("worst gap beside page_out and page_in / beside save", pages / save, "<= 0.35"),
+        line("spill / dd, throughput", alone[1] / alone[0], ">= 0.7"),
     ]
 
 
@@ -211,9 +233,10 @@ def main() -> None:
                     ((a, ours), (b, theirs)) if n % 2 else ((b, theirs), (a, ours))
                 ):
                     round_of(engine, figures, prompt, patched=engine is a)
+            alone = spill_and_dd_ms(a, Path(slots_dir), prompt, options.repeats)
             copy_ms = memcpy_ms(ours.n_bytes, options.repeats)
         table = Table("figure", "measured", "target", title=f"pages against slot files: {name}")
-        for row in rows_of(ours, theirs, copy_ms):
+        for row in rows_of(ours, theirs, copy_ms, alone):
             table.add_row(*row)
         console.print(table)
         console.print(

@@ -14,6 +14,8 @@ struct server_pace {
 
     explicit server_pace(bool beside_decoding) : beside_decoding(beside_decoding) {}
 
+    const bool beside_decoding; // false: nobody is disturbed, so there is no rest
+
     // after each piece
     void rest() {
         if (!beside_decoding) {
@@ -41,8 +43,6 @@ private:
     using clock = std::chrono::steady_clock;
 
     static constexpr int N_RESTS = 3; // so a piece may take a quarter of one core
-
-    const bool beside_decoding;
 
     clock::time_point t_piece = clock::now();
 };

@@ -26,7 +26,7 @@ struct server_page_os_paced final : server_page_os {
         pace.in_pieces(size, [&](size_t offset, size_t n_bytes) {
             res = os.write(p, file, static_cast<const uint8_t *>(data) + offset, n_bytes);
             // all at once at the end would be one long piece, on a thread of the system's
-            if (res.ok() && (offset + n_bytes) % N_BYTES_SYNC == 0) {
+            if (res.ok() && pace.beside_decoding && (offset + n_bytes) % N_BYTES_SYNC == 0) {
                 res = os.sync(p, file);
             }
             return res.ok();
@@ -38,7 +38,7 @@ struct server_page_os_paced final : server_page_os {
     result rename(const path & from, const path & to) override {
         handle   file;
         uint64_t n_bytes = 0;
-        if (os.open(to, file, n_bytes).ok()) {
+        if (pace.beside_decoding && os.open(to, file, n_bytes).ok()) {
             pace.in_pieces(n_bytes, [&](size_t offset, size_t n) {
                 server_page_os_uncache(*file, offset, n);
                 return true;
