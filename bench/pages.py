@@ -148,7 +148,7 @@ def round_of(engine: Engine, figures: Figures, prompt: list[int], *, patched: bo
 def spill_and_dd_ms(
     engine: Engine, slots_dir: Path, prompt: list[int], repeats: int
 ) -> tuple[float, float]:
-    """Median times of a spill while nobody decodes, and of dd writing the same bytes to the disk."""
+    """Median times of a spill while nobody decodes, and of dd writing the same bytes."""
     engine.complete(HELD, prompt, 1)
     engine.post(f"/slots/{HELD}?action=page_out&page=bench")
     spills, copies = [], []
