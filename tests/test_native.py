@@ -65,3 +65,12 @@ def test_native(test: Path, name: str) -> None:
         env=os.environ | {"UBSAN_OPTIONS": "print_stacktrace=1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_the_failures_that_page_files_survive_are_those_that_are_tested() -> None:
+    """The table in the header names a test for each row, and each of them is there."""
+    header = (OVERLAY / "server-page-files.h").read_text()
+    rows = re.findall(r"^//   [^|\n]+\|[^|\n]+\|[^|\n]+\| (\w+)$", header, re.MULTILINE)
+    tests = {name for path in NATIVE.glob("test-*.cpp") for name in CASE.findall(path.read_text())}
+    assert len(rows) > 20
+    assert set(rows[1:]) <= tests

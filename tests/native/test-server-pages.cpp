@@ -144,7 +144,7 @@ TEST(memory_that_is_not_there_is_an_answer) {
     fake_server server(100);
     server.n_no_page = 1;
 
-    CHECK_EQ(reason(server_page_out(server.with(), named("a"))), std::string("page_ceiling"));
+    CHECK_EQ(reason(server_page_out(server.with(), named("a"))), std::string("insufficient_memory"));
     CHECK_EQ(server.store.used(), 0u);
     CHECK_EQ(reason(server_page_out(server.with(), named("a"))), std::string("none"));
 }

@@ -30,6 +30,33 @@
 //
 // remove() needs no record, so that it works on a full disk: NAME is removed and that is synced, then the sidecars.
 //
+// What survives what, and the test that shows it (tests/native, and the last ones on the running server in tests/):
+//
+//   operation       | failure                              | what is there afterwards          | test
+//   ----------------|--------------------------------------|-----------------------------------|-----
+//   first publish   | any verb, before the record          | nothing, and no stage             | every_verb_fails_in_a_first_publication
+//   first publish   | any verb, after the record           | all of it, completed by the next  | every_verb_fails_in_a_first_publication
+//   replacement     | any verb                             | all of the old or all of the new  | every_verb_fails_in_a_replacement_with_more_files
+//   replacement     | any verb; sidecars are retired       | all of the old or all of the new  | every_verb_fails_in_a_replacement_with_fewer_files
+//   publish         | sync of a directory                  | no success, and no lost record    | a_directory_that_cannot_be_synced_is_never_success
+//   publish         | over an interrupted one, any verb    | one of the three, whole           | every_verb_fails_in_a_publication_that_finds_an_interrupted_one
+//   publish         | the process dies at any verb         | old or new, no stage after that   | a_process_dies_at_every_verb_of_a_publication
+//   publish         | the process is killed                | its lock is gone, nobody waits    | a_killed_process_holds_nobody_up
+//   publish         | power is lost at any verb            | done means durable, else old/new  | power_is_lost_in_a_replacement_with_more_files
+//   publish         | two at once, and readers             | every read is one generation      | processes_publish_and_read_one_name
+//   publish         | disk full, half-way                  | the old generation                | a_disk_with_room_for_half_a_page_keeps_the_old_one
+//   publish         | RLIMIT_FSIZE                         | the old generation, no signal     | the_limit_for_the_size_of_a_file_is_no_space_and_no_signal
+//   publish         | a link, pipe or directory in the way | what stands there, an error       | what_is_no_file_in_the_place_of_one_is_an_error_and_stays
+//   recovery        | any verb                             | old or new, and it can be tried   | every_verb_fails_in_a_recovery
+//   recovery        | the process dies, or power is lost   | old or new                        | power_is_lost_while_a_dead_publication_is_read_or_recovered
+//   recovery        | the owner of a stage is alive        | the stage                         | a_stage_is_swept_when_its_owner_is_dead_and_only_then
+//   reading         | any verb                             | everything, the reader has error  | every_verb_fails_in_reading
+//   reading         | power is lost afterwards             | what was read                     | a_generation_that_was_read_is_durable
+//   reading         | the directory may not be written     | everything, and it is read        | a_directory_that_may_not_be_written_is_read_unless_something_is_unfinished
+//   removal         | any verb                             | the whole page, or none           | every_verb_fails_in_a_removal
+//   any             | the record is damaged                | everything, an error that says so | a_damaged_record_is_named_and_left_until_the_page_is_removed
+//   any             | a name that is a path                | everything, an error              | hostile_names_are_refused_everywhere
+//
 // The locks are advisory: other programs that write these names are not kept out. They are not fair either: readers that
 // never leave a gap hold up who commits.
 

@@ -321,19 +321,24 @@ server_page_result server_page_load(const std::string & dir, server_page_store &
 
     // one after another each is charged before it is read; checkpoints are copied out of their file
     loaded_files loaded;
-    uint64_t     n_bytes = 0;
+    uint64_t     n_bytes   = 0;
+    bool         no_memory = false;
 
     std::function<uint8_t * (const std::string &, uint64_t)> allocate = [&](const std::string & suffix, uint64_t n_bytes_file) -> uint8_t * {
         n_bytes += suffix == SUFFIX_CKPT ? 2*n_bytes_file : n_bytes_file;
 
         page->charge = nullptr;
         page->charge = store.reserve_passing(n_bytes);
-        if (!page->charge || server_fault("load_allocate")) {
+        if (!page->charge) {
             return nullptr;
         }
         try {
+            if (server_fault("load_allocate")) {
+                throw std::bad_alloc();
+            }
             return loaded.add(suffix, n_bytes_file);
         } catch (const std::bad_alloc &) {
+            no_memory = true;
             return nullptr;
         }
     };
@@ -342,9 +347,11 @@ server_page_result server_page_load(const std::string & dir, server_page_store &
     if (!done.ok()) {
         auto refused = files_refused(request, done);
         if (refused.reason == SERVER_PAGE_REASON_CEILING) {
-            refused.message = "the files of '" + filename + "' take " + std::to_string(n_bytes) + " bytes, and " + std::to_string(store.used()) + " of " +
-                std::to_string(store.limit()) + " (--page-ram-bytes) are used, or the machine has no memory left";
-            refused.details = {{"bytes_needed", (int64_t) n_bytes}, {"bytes_used", (int64_t) store.used()}, {"bytes_ceiling", (int64_t) store.limit()}};
+            page->charge = nullptr;
+            refused = no_memory ?
+                server_page_refused(request, SERVER_PAGE_REASON_NO_MEMORY, "there is no memory for the " + std::to_string(n_bytes) + " bytes of '" + filename + "'",
+                        {{"bytes_needed", (int64_t) n_bytes}}) :
+                server_page_past_ceiling(store, request, n_bytes);
         }
         return refused;
     }

@@ -17,6 +17,7 @@ const char * server_page_reason_name(server_page_reason reason) {
         case SERVER_PAGE_REASON_EMPTY_SLOT:   return "empty_slot";
         case SERVER_PAGE_REASON_UNKNOWN_PAGE: return "unknown_page";
         case SERVER_PAGE_REASON_CEILING:      return "page_ceiling";
+        case SERVER_PAGE_REASON_NO_MEMORY:    return "insufficient_memory";
         case SERVER_PAGE_REASON_TOO_LARGE:    return "too_large";
         case SERVER_PAGE_REASON_MISMATCH:     return "page_mismatch";
         case SERVER_PAGE_REASON_MEDIA_HELD:   return "media_held";
@@ -41,7 +42,8 @@ int server_page_reason_status(server_page_reason reason) {
         case SERVER_PAGE_REASON_NO_FILE:      // as llama-server has answered it from the first
         case SERVER_PAGE_REASON_BAD_FILE:     return 400;
         case SERVER_PAGE_REASON_UNKNOWN_PAGE: return 404;
-        case SERVER_PAGE_REASON_CEILING:      return 503;
+        case SERVER_PAGE_REASON_CEILING:
+        case SERVER_PAGE_REASON_NO_MEMORY:    return 503;
         case SERVER_PAGE_REASON_NO_SPACE:     return 507;
         case SERVER_PAGE_REASON_FAILED:
         case SERVER_PAGE_REASON_NO_ACCESS:
@@ -77,11 +79,11 @@ std::optional<server_page_result> server_page_slot_error(const std::string & id_
     return std::nullopt;
 }
 
-static server_page_result past_ceiling(const server_page_steps & steps, const server_page_request & request, int64_t n_bytes) {
+server_page_result server_page_past_ceiling(const server_page_store & store, const server_page_request & request, int64_t n_bytes) {
     return server_page_refused(request, SERVER_PAGE_REASON_CEILING,
-            "the state takes " + std::to_string(n_bytes) + " bytes, and " + std::to_string(steps.store.used()) + " of " + std::to_string(steps.store.limit()) +
+            "the state takes " + std::to_string(n_bytes) + " bytes, and " + std::to_string(store.used()) + " of " + std::to_string(store.limit()) +
             " (--page-ram-bytes) are used: drop or spill a page",
-            {{"bytes_needed", n_bytes}, {"bytes_used", (int64_t) steps.store.used()}, {"bytes_ceiling", (int64_t) steps.store.limit()}});
+            {{"bytes_needed", n_bytes}, {"bytes_used", (int64_t) store.used()}, {"bytes_ceiling", (int64_t) store.limit()}});
 }
 
 // measure, make memory, do it; again where the slot was used between the steps
@@ -104,14 +106,15 @@ static std::optional<server_page_result> with_memory(
 
         auto charge = reserve(n_bytes(*measured));
         if (!charge) {
-            return past_ceiling(steps, request, n_bytes(*measured));
+            return server_page_past_ceiling(steps.store, request, n_bytes(*measured));
         }
 
         try {
             request.op   = op;
             request.page = steps.allocate(measured->n_bytes_state(), server_pace(measured->beside_decoding));
         } catch (const std::bad_alloc &) {
-            return server_page_refused(request, SERVER_PAGE_REASON_CEILING, "there is no memory for " + std::to_string(measured->n_bytes_state()) + " bytes");
+            return server_page_refused(request, SERVER_PAGE_REASON_NO_MEMORY, "there is no memory for " + std::to_string(measured->n_bytes_state()) + " bytes",
+                    {{"bytes_needed", measured->n_bytes_state()}});
         }
         request.page->charge = std::move(charge);
 

@@ -37,6 +37,7 @@ enum server_page_reason {
     SERVER_PAGE_REASON_EMPTY_SLOT,
     SERVER_PAGE_REASON_UNKNOWN_PAGE,
     SERVER_PAGE_REASON_CEILING,      // --page-ram-bytes
+    SERVER_PAGE_REASON_NO_MEMORY,    // on the machine, or in its control group
     SERVER_PAGE_REASON_TOO_LARGE,    // for the slot, or for what is left of a unified cache
     SERVER_PAGE_REASON_MISMATCH,     // made for another model or another KV cache
     SERVER_PAGE_REASON_MEDIA_HELD,
@@ -114,6 +115,9 @@ server_page_result server_page_refused(
         server_page_reason                     reason,
         const std::string                    & message,
         const std::map<std::string, int64_t> & details = {});
+
+// with the numbers
+server_page_result server_page_past_ceiling(const server_page_store & store, const server_page_request & request, int64_t n_bytes);
 
 // what a verb needs of its surroundings
 struct server_page_steps {

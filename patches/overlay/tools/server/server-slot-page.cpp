@@ -20,6 +20,12 @@ void server_slot_page_buffer::reserve(size_t n_bytes) {
     ptr.reset();
     n = 0;
 
+    // the system gives more than it has, and kills who then uses it
+    const int64_t n_bytes_left = server_memory_available();
+    if (n_bytes_left > 0 && n_bytes > (uint64_t) n_bytes_left) {
+        throw std::bad_alloc();
+    }
+
     ptr.reset(static_cast<uint8_t *>(::operator new(n_bytes, ALIGNMENT)));
     n = n_bytes;
 
