@@ -300,6 +300,16 @@ def test_a_state_that_was_cut_off_is_refused(start: Start) -> None:
             assert go_on(live, 1, said)[0] > len(PROMPT), "the slot has what it had"
 
 
+def test_a_file_that_no_memory_holds_is_refused_before_it_is_read(start: Start) -> None:
+    with start("llama-dense") as live:
+        said = hold(live)
+        with (live.slot_files / "a").open("wb") as file:
+            file.truncate(1 << 42)
+        error = refused(live.file(1, "restore", "a"), 503, "insufficient_memory")
+        assert error["details"] == {"bytes_needed": 1 << 42}
+        assert go_on(live, 1, said)[0] > len(PROMPT)
+
+
 def test_a_file_without_sidecars_is_taken_as_it_always_was(start: Start) -> None:
     with start("llama-dense") as live:
         said = hold(live)
