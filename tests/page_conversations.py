@@ -60,8 +60,9 @@ def converse(live: LiveEngine, slot: int, k: int, n_tokens: int) -> Conversation
 def refused(answer: Answer, status: int, reason: str) -> Any:
     """Return the error of a refusal for this reason."""
     assert answer.status == status, answer.body
-    assert (answer.error["type"], answer.error["reason"]) == ("page_refused", reason)
-    return answer.error
+    error = answer.error
+    assert (error["type"], error["reason"]) == ("page_refused", reason), error
+    return error
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from live_engine import Answer
     from tiny_models import TinyModels
 
     Limit = Callable[[LiveEngine], AbstractContextManager[None]]
@@ -209,6 +210,16 @@ def test_a_place_that_is_taken_is_neither_followed_nor_replaced(
 # A directory that goes
 
 
+def spilled_while_the_directory_goes(
+    live: LiveEngine, pool: ThreadPoolExecutor, gone: Path
+) -> Answer:
+    spilling = pool.submit(live.spill, "fox")
+    until(lambda: spilling.done() or [*live.slot_files.glob("fox.page-staging/*/fox")])
+    live.slot_files.rename(gone)  # at once, not file by file
+    shutil.rmtree(gone)
+    return spilling.result()
+
+
 def test_a_directory_that_goes_in_the_middle_of_a_spill_costs_nothing(
     plain: LiveEngine, tmp_path: Path
 ) -> None:
@@ -219,11 +230,7 @@ def test_a_directory_that_goes_in_the_middle_of_a_spill_costs_nothing(
     load = {"prompt": [5, 6, 7], "id_slot": 1, "n_predict": -1, "ignore_eos": True}
     with streaming_socket(live, **load), ThreadPoolExecutor(1) as pool:
         for _ in range(TRIES):
-            spilling = pool.submit(live.spill, "fox")
-            until(lambda: list(live.slot_files.glob("fox.page-staging/*/fox")))
-            live.slot_files.rename(tmp_path / "gone")  # at once, not file by file
-            shutil.rmtree(tmp_path / "gone")
-            answer = spilling.result()
+            answer = spilled_while_the_directory_goes(live, pool, tmp_path / "gone")
             assert not live.slot_files.exists()
             live.slot_files.mkdir()
             if answer.status != 200:
