@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from live_engine import Answer, LiveEngine, live_engine
+from live_engine import LiveEngine, live_engine
+from page_conversations import refused
 from sandbox import WITHIN_S, until
 from streams import streams
 
@@ -63,13 +64,6 @@ def engine(shared: LiveEngine) -> LiveEngine:
         shared.page(0, "page_drop", page["name"])
     shared.reset()
     return shared
-
-
-def refused(answer: Answer, status: int, reason: str) -> Any:
-    assert answer.status == status, answer.body
-    error = answer.error
-    assert (error["type"], error["reason"]) == ("page_refused", reason)
-    return error
 
 
 # There and back

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import Answer, LiveEngine, live_engine
+from page_conversations import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,12 +58,6 @@ def go_on(live: LiveEngine, slot: int, said: list[int], **body: Any) -> tuple[in
     ).receipt
     written = [(each["id"], each["logprob"]) for each in answer["completion_probabilities"]]
     return answer["timings"]["cache_n"], written
-
-
-def refused(answer: Answer, status: int, reason: str) -> Any:
-    assert answer.status == status, answer.body
-    assert (answer.error["type"], answer.error["reason"]) == ("page_refused", reason)
-    return answer.error
 
 
 def names(live: LiveEngine) -> list[str]:
