@@ -1,10 +1,12 @@
 // sources: server-page-fsck.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
 
 #include "page-files-testing.h"
+#include "page-memory-os.h"
 
 #include "server-page-fsck.h"
 
 #include <algorithm>
+#include <random>
 
 #include <sys/stat.h>
 
@@ -25,8 +27,8 @@ server_page_span span(const std::string & text) { return { text.data(), text.siz
 
 std::string state_of(const std::string & text) { return u32(MAGIC) + u32(VERSION) + u32(1) + u32(10) + text; }
 
-// FILE, FILE.ckpt and FILE.dft
-void save(server_page_files & files, const std::string & name, const std::string & text = "the state") {
+// FILE, FILE.ckpt and FILE.dft; damaged: FILE.ckpt has another checksum
+void save(server_page_files & files, const std::string & name, const std::string & text = "the state", bool damaged = false) {
     const auto state = state_of(text);
 
     server_page_draft draft;
@@ -35,7 +37,7 @@ void save(server_page_files & files, const std::string & name, const std::string
 
     server_page_ckpt ckpt;
     ckpt.identity.fields = { { "model", "m" } };
-    ckpt.members = { { "", state.size(), server_page_checksum(state.data(), state.size()) }, { ".dft", 0, server_page_checksum(bytes_draft.parts) } };
+    ckpt.members = { { "", state.size(), server_page_checksum(state.data(), state.size()) ^ damaged }, { ".dft", 0, server_page_checksum(bytes_draft.parts) } };
     for (const auto & part : bytes_draft.parts) {
         ckpt.members[1].n_bytes += part.size;
     }
@@ -286,6 +288,49 @@ TEST(an_interrupted_quarantine_leaves_nothing_that_looks_like_a_page) {
             CHECK(!fs::exists(dir / "a"));
             CHECK_EQ(fsck(dir).status, SERVER_PAGE_FSCK_OK);
             CHECK(contains(everything(dir / ".quarantine"), "/a=" + damaged));
+        }
+    }
+}
+
+TEST(a_loss_of_power_leaves_nothing_that_looks_like_a_page) {
+    struct power_is_gone {};
+
+    for (unsigned seed = 0; seed < 30; ++seed) {
+        for (int at = 1, was_hit = true; was_hit; ++at) {
+            memory_os os;
+            server_page_files files(os, "memory");
+            save(files, "a", "the state", true);
+
+            faulty_os faulty(os);
+            faulty.at    = at;
+            faulty.crash = []() { throw power_is_gone(); };
+            try {
+                run(server_page_fsck, faulty, "memory");
+            } catch (const power_is_gone &) {
+            }
+            was_hit = faulty.was_hit();
+
+            std::mt19937 random(seed*1000 + at);
+            os.lose_power([&]() { return random() % 2 == 0; }, [&](size_t n) { return random() % (n + 1); });
+
+            // as it was, or its own file is gone
+            std::vector<server_page_generation> found;
+            CHECK(files.list(found).ok());
+            for (const auto & generation : found) {
+                CHECK(generation.files[0].suffix != "" || generation.files.size() == 3);
+            }
+            run(server_page_fsck, os, "memory");
+            CHECK_EQ(run(server_page_fsck, os, "memory").status, SERVER_PAGE_FSCK_OK);
+
+            // with not a byte lost
+            std::vector<server_page_os_entry> places;
+            CHECK(os.list({ "memory", ".quarantine" }, places).ok());
+            bool is_kept = false;
+            for (const auto & place : places) {
+                server_page_os_entry entry;
+                is_kept = is_kept || (os.look({ "memory", ".quarantine/" + place.name + "/a" }, entry).ok() && entry.n_bytes == state_of("the state").size());
+            }
+            CHECK(is_kept);
         }
     }
 }

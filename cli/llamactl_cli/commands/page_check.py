@@ -17,7 +17,7 @@ from llamactl_cli.options import PAGE_DAYS, PageDays
 from llamactl_cli.provide import Provider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import UpRequest
@@ -214,29 +214,20 @@ def _findings(output: Output, words: list[str]) -> tuple[tuple[Finding, ...], in
     from llamactl_supervisor.errors import FailedError
 
     with (
-        output.activity("reading the files") as tell,
+        output.activity("reading the files"),
         subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             encoding="utf-8",
         ) as child,
     ):  # fmt: skip
-        assert child.stdout is not None
-        assert child.stderr is not None
         try:
-            findings = tuple(_parsed(child.stdout, tell))
+            findings = tuple(Finding.parse(line) for line in child.stdout or ())
         except (ValueError, KeyError, TypeError) as exc:
             child.kill()
             raise FailedError("page_files_failed", f"{words[0]} wrote what makes no sense") from exc
-        said = child.stderr.read().strip()
+        said = child.stderr.read().strip() if child.stderr else ""
     whole = child.returncode in {0, DAMAGED} or (child.returncode == INCOMPLETE and findings)
     if not whole:
         message = f"{' '.join(words)} ended with {child.returncode}"
         raise FailedError("page_files_failed", f"{message}: {said}" if said else message)
     return findings, child.returncode
-
-
-def _parsed(lines: Iterable[str], tell: Callable[[str], None]) -> Iterator[Finding]:
-    for line in lines:
-        finding = Finding.parse(line)
-        tell(f"{finding.name} is {finding.what}" if finding.name else "")
-        yield finding
