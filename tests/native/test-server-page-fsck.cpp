@@ -6,7 +6,9 @@
 #include "server-page-fsck.h"
 
 #include <algorithm>
+#include <atomic>
 #include <random>
+#include <thread>
 
 #include <sys/stat.h>
 
@@ -210,6 +212,36 @@ TEST(a_page_that_is_replaced_after_it_was_judged_is_not_put_aside) {
     CHECK_EQ(done.said, std::string("whole a; "));
     CHECK_EQ(done.status, SERVER_PAGE_FSCK_OK);
     CHECK_EQ(read_text(dir / "a"), state_of("another state"));
+    CHECK(!fs::exists(dir / ".quarantine"));
+}
+
+TEST(who_publishes_and_removes_meanwhile_is_in_nobodys_way) {
+    page_dir dir;
+    save(dir.files, "a", "state 0");
+
+    std::atomic<bool> ended { false };
+    std::thread publisher([&]() {
+        faulty_os os(dir.os, true); // without syncs
+        server_page_files files(os, dir.path);
+        for (int i = 1; i <= 200; ++i) {
+            save(files, "a", "state " + std::to_string(i));
+            save(files, "b", "state " + std::to_string(i));
+            CHECK(files.remove("b").ok());
+        }
+        ended = true;
+    });
+    while (!ended) {
+        for (const verb_t verb : { server_page_fsck, server_page_gc }) {
+            const auto done = run(verb, dir.os, dir.path);
+            CHECK_EQ(done.status, SERVER_PAGE_FSCK_OK);
+            for (const auto & finding : done.findings) {
+                CHECK_EQ(finding.what, SERVER_PAGE_FOUND_WHOLE);
+            }
+        }
+    }
+    publisher.join();
+    CHECK_EQ(fsck(dir).said, std::string("whole a; "));
+    CHECK_EQ(read_text(dir / "a"), state_of("state 200"));
     CHECK(!fs::exists(dir / ".quarantine"));
 }
 
