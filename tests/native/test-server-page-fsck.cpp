@@ -1,4 +1,4 @@
-// sources: server-page-fsck.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
+// sources: server-page-fsck.cpp server-page-fsck-run.cpp server-page-gc.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
 
 #include "page-files-testing.h"
 #include "page-memory-os.h"
