@@ -59,6 +59,7 @@ def patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     })  # fmt: skip
     monkeypatch.setenv("LLAMACTL_PATCHES_DIR", str(patches))
     monkeypatch.setenv("LLAMACTL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cmake, "PATCHED_TARGETS", ())
     for name in ("CFLAGS", "CXXFLAGS", "CC", "CXX"):
         monkeypatch.delenv(name, raising=False)
     return patches
@@ -119,6 +120,18 @@ def test_unpatched_and_other_options_stand_beside(patches: Path, model: Path) ->
     assert not plain.patched
     write_files(patches, {"overlay/src/extra.cpp": EXTRA + b"\n"})
     assert build.ensure_engine(unpatched=True, model=model).cached
+
+
+def test_programs_of_the_patch_set_are_installed_with_the_patched_engine_alone(
+    patches: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert patches.is_dir()
+    monkeypatch.setattr(cmake, "PATCHED_TARGETS", ("tiny-tool",))
+    made = build.ensure_engine(cmake_args=["-DLLAMA_BUILD_TESTS=ON"], model=model)
+    said = subprocess.run([made.path.with_name("tiny-tool")], capture_output=True, check=True)
+    assert said.stdout == b"tool\n"
+    plain = build.ensure_engine(unpatched=True, model=model)
+    assert sorted(path.name for path in plain.path.parent.iterdir()) == ["build.json", cmake.TARGET]
 
 
 def test_test_programs_are_built_beside_the_engine_when_they_are_asked_for(

@@ -38,7 +38,7 @@ RECORD = "build.json"
 
 @dataclass(frozen=True)
 class EngineBuild:
-    """A llama-server that has generated a token."""
+    """A llama-server that has generated a token; `cmake.PATCHED_TARGETS` are beside it."""
 
     path: Path
     key: str
@@ -82,6 +82,11 @@ class Recipe:
         files = patchset.files_of(self.patch_set) if self.patch_set else {}
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         return _digest(self.work_key, self.pin.source_sha256, sorted(hashes.items()))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The programs that are installed, the engine first."""
+        return (cmake.TARGET, *(cmake.PATCHED_TARGETS if self.patch_set else ()))
 
     def cmake_options(self, *, amx: bool) -> list[str]:
         """The full option list; the caller's come last and so win."""
@@ -202,7 +207,7 @@ def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: Progre
     binary = tools.program(cmake.TARGET)
     amx = recipe.native.amx_granted
     options = recipe.cmake_options(amx=amx)
-    tools.compile(options, [cmake.TARGET], progress)
+    tools.compile(options, recipe.targets, progress)
     progress(Progress("generating a first token"))
     try:
         probe.generate_token(binary, model)
@@ -211,10 +216,10 @@ def _build(recipe: Recipe, work: Path, home: Path, model: Path, progress: Progre
             raise
         # The kernel said yes to AMX and the binary died all the same: build without it.
         options = recipe.cmake_options(amx=False)
-        tools.compile(options, [cmake.TARGET], progress)
+        tools.compile(options, recipe.targets, progress)
         progress(Progress("generating a first token"))
         probe.generate_token(binary, model)
-    _place([binary], home, {
+    _place([tools.program(name) for name in recipe.targets], home, {
         "key": recipe.key,
         "tag": recipe.pin.tag,
         "commit": recipe.pin.commit,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TARGET = "llama-server"
+PATCHED_TARGETS = ("llama-page-files",)
+"""Programs of the patch set that are installed beside the patched engine."""
 TEST_TARGETS = ("test-llama-archs", "llama-server-faults")
 """Programs of the same build that tests need; nothing else builds them."""
 STATUS = re.compile(r"\[(\d+)/(\d+)\] ")

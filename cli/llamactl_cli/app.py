@@ -11,6 +11,7 @@ from llamactl_cli.commands.down import down
 from llamactl_cli.commands.env import env
 from llamactl_cli.commands.lifecycle import restart, start, stop
 from llamactl_cli.commands.logs import logs
+from llamactl_cli.commands.page_check import fsck, gc
 from llamactl_cli.commands.page_files import restore, save, spill
 from llamactl_cli.commands.pages import drop, in_, ls, out
 from llamactl_cli.commands.reconfigure import reconfigure
@@ -52,6 +53,6 @@ for command in (
     app.command(command.__name__, epilog=JSON_NOTE)(command)
 
 pages = typer.Typer(rich_markup_mode=None, help="Take conversations out of their slots and back.")
-for verb in (ls, out, in_, drop, spill, save, restore):
+for verb in (ls, out, in_, drop, spill, save, restore, fsck, gc):
     pages.command(verb.__name__.rstrip("_"), epilog=JSON_NOTE)(verb)
 app.add_typer(pages, name="pages", epilog=JSON_NOTE)

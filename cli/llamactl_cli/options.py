@@ -14,6 +14,9 @@ import typer
 TOKENS_PER_K = 1024
 LOG_LINES_MAX = 100_000
 TIMEOUT_S_MAX = 7 * 24 * 3600.0
+PAGE_DAYS_MAX = 36500
+PAGE_DAYS = 30
+"""How long damaged pages are kept."""
 RECONFIGURE_TIMEOUT_S = 180.0
 """Not shorter: the wait for the safe point can be the prefill of one whole batch."""
 
@@ -54,6 +57,11 @@ def port(text: str) -> int:
 def log_lines(text: str | int) -> int:
     """Return a number of log lines. A default comes this way as well, as the number it is."""
     return _whole(str(text), "a number of lines", 0, LOG_LINES_MAX)
+
+
+def page_days(text: str | int) -> int:
+    """Return a number of days. A default comes this way as well, as the number it is."""
+    return _whole(str(text), "a number of days", 0, PAGE_DAYS_MAX)
 
 
 def timeout(text: str | float) -> float:
@@ -114,6 +122,12 @@ PageName = Annotated[
 FileName = Annotated[
     str,
     typer.Argument(metavar="FILENAME", help="The files' name in the engine's directory; no path."),
+]
+PageDays = Annotated[
+    int,
+    typer.Option(
+        "--days", parser=page_days, metavar="DAYS", help="How long damaged pages are kept."
+    ),
 ]
 PerSlot = Annotated[
     int | None,

@@ -1,7 +1,7 @@
 #include "server-pages-disk.h"
 
 #include "server-faults.h"
-#include "server-page-codec.h"
+#include "server-page-check.h"
 #include "server-page-os-paced.h"
 
 #include "llama.h"
@@ -170,6 +170,14 @@ struct loaded_files {
         return nullptr;
     }
 
+    std::vector<server_page_check_file> files() {
+        std::vector<server_page_check_file> res;
+        for (const auto & [suffix, n_bytes] : sizes) {
+            res.push_back({ suffix, { find(suffix)->data(), n_bytes } });
+        }
+        return res;
+    }
+
     size_t size(const std::string & suffix) const {
         for (const auto & [name, n_bytes] : sizes) {
             if (name == suffix) {
@@ -180,39 +188,13 @@ struct loaded_files {
     }
 };
 
-static const server_page_member * find_member(const server_page_ckpt & ckpt, const std::string & suffix) {
-    for (const auto & member : ckpt.members) {
-        if (member.suffix == suffix) {
-            return &member;
-        }
-    }
-    return nullptr;
-}
-
-// whether a file is the one that was published with FILE.ckpt
-static bool is_member(const server_page_ckpt & ckpt, const std::string & suffix, const uint8_t * data, size_t size) {
-    const auto * member = find_member(ckpt, suffix);
-
-    return member && member->n_bytes == size && member->checksum == server_page_checksum(data, size);
-}
-
 static std::vector<uint8_t> bytes_of(const server_page_span & span) {
     const auto * data = static_cast<const uint8_t *>(span.data);
 
     return span.size > 0 ? std::vector<uint8_t>(data, data + span.size) : std::vector<uint8_t>();
 }
 
-// what is wrong with a sidecar, empty: nothing
-template <typename T>
-static std::string decode(loaded_files & loaded, const std::string & suffix, T & out) {
-    const auto * buffer = loaded.find(suffix);
-
-    return buffer ? server_page_decode(buffer->data(), loaded.size(suffix), out).message : "it is missing";
-}
-
 static server_page_result unpack(const server_page_request & request, loaded_files & loaded, server_page & page) {
-    const auto bad_file = [&](const std::string & message) { return server_page_refused(request, SERVER_PAGE_REASON_BAD_FILE, "'" + request.name + "' " + message); };
-
     auto & unpacked = *page.unpacked;
 
     // the state and its tokens
@@ -222,34 +204,21 @@ static server_page_result unpack(const server_page_request & request, loaded_fil
     size_t n_tokens      = 0;
     size_t offset_tokens = 0;
     size_t offset_state  = 0;
-    if (!llama_state_seq_file_parse(file, n_file, &n_tokens, &offset_tokens, &offset_state)) {
-        return bad_file("is no state of a slot, or its head is damaged");
+    const bool parsed = llama_state_seq_file_parse(file, n_file, &n_tokens, &offset_tokens, &offset_state);
+
+    auto checked = server_page_check(request.name, parsed ? SERVER_PAGE_HEAD_OK : SERVER_PAGE_HEAD_DAMAGED, loaded.files());
+    if (!checked.why.empty()) {
+        return server_page_refused(request, SERVER_PAGE_REASON_BAD_FILE, "'" + request.name + "' " + checked.why);
     }
 
-    server_page_ckpt ckpt;
-    const std::string error_ckpt = decode(loaded, SUFFIX_CKPT, ckpt);
+    unpacked.has_ckpt = checked.has_ckpt;
+    unpacked.losses   = std::move(checked.losses);
 
-    // a file of another size was written by another program, which knows no sidecars; damage does not change the size
-    const bool is_other_file = error_ckpt.empty() && find_member(ckpt, "")->n_bytes != n_file;
+    page.made_for          = std::move(checked.ckpt.identity);
+    page.state.pos_max_tgt = checked.ckpt.pos_max_target;
+    page.state.pos_max_dft = checked.ckpt.pos_max_draft;
 
-    unpacked.has_ckpt = error_ckpt.empty() && !is_other_file;
-
-    if (!unpacked.has_ckpt) {
-        unpacked.losses.push_back({ SUFFIX_CKPT, is_other_file ? "it was written with another '" + request.name + "'" : error_ckpt });
-        ckpt = {};
-    } else if (!is_member(ckpt, "", file, n_file)) {
-        return bad_file("is damaged: it is not what was written with '" + request.name + SUFFIX_CKPT + "'");
-    }
-
-    if (ckpt.n_lost > 0) {
-        unpacked.losses.push_back({ SUFFIX_CKPT, std::to_string(ckpt.n_lost) + " checkpoints are damaged" });
-    }
-
-    page.made_for          = ckpt.identity;
-    page.state.pos_max_tgt = ckpt.pos_max_target;
-    page.state.pos_max_dft = ckpt.pos_max_draft;
-
-    for (const auto & each : ckpt.checkpoints) {
+    for (const auto & each : checked.ckpt.checkpoints) {
         auto & to = page.prompt.checkpoints.emplace_back();
         to.update_pos(each.n_tokens, each.pos_min, each.pos_max);
         to.data_tgt  = bytes_of(each.target);
@@ -257,41 +226,14 @@ static server_page_result unpack(const server_page_request & request, loaded_fil
         to.data_spec = bytes_of(each.spec);
     }
 
-    // the adapters that the state was computed with; without them it is good for nothing
-    const auto * buffer_lora = loaded.find(SUFFIX_LORA);
-    if (unpacked.has_ckpt ? find_member(ckpt, SUFFIX_LORA) != nullptr : buffer_lora != nullptr) {
-        server_page_lora lora;
-
-        std::string error = decode(loaded, SUFFIX_LORA, lora);
-        if (error.empty() && (is_other_file || (unpacked.has_ckpt && !is_member(ckpt, SUFFIX_LORA, buffer_lora->data(), loaded.size(SUFFIX_LORA))))) {
-            error = "it is not the file that was written with this state";
-        }
-        if (!error.empty()) {
-            return bad_file("was computed with adapters that are not known: '" + request.name + SUFFIX_LORA + "': " + error);
-        }
-        unpacked.adapters = std::move(lora.adapters);
-    } else if (unpacked.has_ckpt) {
-        unpacked.adapters.emplace();
+    if (checked.lora) {
+        unpacked.adapters = std::move(checked.lora->adapters);
     }
-
-    // the draft: without FILE.ckpt nothing says that it belongs to this state
-    if (unpacked.has_ckpt && find_member(ckpt, SUFFIX_DFT)) {
-        server_page_draft draft;
-
-        auto * buffer = loaded.find(SUFFIX_DFT);
-
-        std::string error = decode(loaded, SUFFIX_DFT, draft);
-        if (error.empty() && !is_member(ckpt, SUFFIX_DFT, buffer->data(), loaded.size(SUFFIX_DFT))) {
-            error = "it is not the file that was written with this state";
-        }
-        if (error.empty()) {
-            unpacked.spec       = bytes_of(draft.spec);
-            page.state.dft      = static_cast<uint8_t *>(const_cast<void *>(draft.state.data)); // of the buffer
-            page.state.size.dft = draft.state.size;
-            page.state.buffer_dft = std::move(*buffer);
-        } else {
-            unpacked.losses.push_back({ SUFFIX_DFT, error });
-        }
+    if (checked.draft) {
+        unpacked.spec       = bytes_of(checked.draft->spec);
+        page.state.dft      = static_cast<uint8_t *>(const_cast<void *>(checked.draft->state.data)); // of the buffer
+        page.state.size.dft = checked.draft->state.size;
+        page.state.buffer_dft = std::move(*loaded.find(SUFFIX_DFT));
     }
 
     // last, for it takes the place of the tokens: what a state in memory has before the bytes that are in a file

@@ -6,7 +6,7 @@
 // touches a slot is done by the thread that runs the slots.
 
 #include "server-pace.h"
-#include "server-page-codec.h"
+#include "server-page-check.h"
 #include "server-page-store.h"
 
 #include <cstddef>
@@ -63,12 +63,6 @@ struct server_page_request {
     std::shared_ptr<server_page_base> source; // PREPARE, IN: the page, where it is not one of the store; DROP: this one only
 
     bool allow_media = false; // files can hold media, pages cannot
-};
-
-// a part of a page that is not there after a restore: what it is good for begins anew
-struct server_page_loss {
-    std::string suffix;
-    std::string why;
 };
 
 struct server_page_result {

@@ -1,0 +1,228 @@
+"""`llamactl pages fsck` and `gc` with a scripted program, and once with the real one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_home import FAKE_ENGINE, Home, fresh_home
+from live_engine import live_engine
+from llamactl_builder import build as builder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tiny_models import TinyModels
+
+    Script = Callable[..., Path]
+
+SCRIPT = """\
+#!/bin/sh
+printf '%s\\n' "$@" > {said}
+cat {lines}
+{end}
+"""
+WHOLE = {"what": "whole", "name": "hare", "n_bytes": 2048}
+PLAIN = {"what": "plain", "name": "old", "n_bytes": 512}
+LOST = [{"file": "fox.dft", "why": "it is missing"}]
+DEGRADED = {"what": "degraded", "name": "fox", "n_bytes": 1024, "losses": LOST}
+DAMAGED = {"what": "damaged", "name": "owl", "n_bytes": 4096, "why": "'owl' is damaged",
+           "to": "/pages/.quarantine/owl-1", "done": True}  # fmt: skip
+ORPHAN = {"what": "orphan", "name": "elk.ckpt", "n_bytes": 1024, "why": "there is no 'elk'"}
+OLD = {"what": "quarantined", "name": ".quarantine/emu-1", "n_bytes": 3072, "removes": True}
+EMPTY = {"n_bytes": 0, "why": "", "losses": [], "to": "", "removes": False, "done": False}
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with fresh_home() as home:
+        yield home
+
+
+@pytest.fixture
+def script(home: Home, monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Put a program beside the engine that would be built; it writes its arguments to a file."""
+
+    def script(*rows: Any, end: str = "exit 0", beside: Path = home.root / "built") -> Path:
+        beside.mkdir(exist_ok=True)
+        said, lines, program = (beside / name for name in ("said", "lines", "llama-page-files"))
+        texts = [row if isinstance(row, str) else json.dumps(EMPTY | row) for row in rows]
+        lines.write_text("".join(text + "\n" for text in texts))
+        program.write_text(SCRIPT.format(said=said, lines=lines, end=end))
+        program.chmod(0o755)
+        return said
+
+    made = SimpleNamespace(path=home.root / "built" / "llama-server")
+    monkeypatch.setattr(builder, "ensure_engine", lambda **_: made)
+    return script
+
+
+def test_a_sound_directory_is_exit_0_with_a_table_and_a_verdict(home: Home, script: Script) -> None:
+    said = script(WHOLE, PLAIN)
+    ran = home.run("pages", "fsck")
+    assert (ran.code, ran.out.splitlines()) == (0, [
+        "state  name  bytes    what about it",
+        "whole  hare  2.0 KiB",
+        "plain  old   512 B",
+        f"{home.paths.pages}: 2 pages: 1 whole, 1 plain",
+    ])  # fmt: skip
+    assert said.read_text().splitlines() == ["fsck", str(home.paths.pages)]
+
+
+def test_damage_is_exit_1_and_says_where_it_went(home: Home, script: Script) -> None:
+    script(WHOLE, DEGRADED, DAMAGED, ORPHAN, end="exit 1")
+    ran = home.run("pages", "fsck", "/pages")
+    assert (ran.code, ran.out.splitlines()[1:]) == (1, [
+        "whole     hare      2.0 KiB",
+        "degraded  fox       1.0 KiB  fox.dft: it is missing",
+        "damaged   owl       4.0 KiB  'owl' is damaged; moved to /pages/.quarantine/owl-1",
+        "orphan    elk.ckpt  1.0 KiB  there is no 'elk'",
+        "/pages: 3 pages: 1 whole, 1 degraded, 1 damaged; 1 put aside, nothing was deleted; "
+        "1 file without a page, for `llamactl pages gc`",
+    ])  # fmt: skip
+    found = home.run("pages", "fsck", "/pages", "--json")
+    assert (found.code, found.result["directory"], found.result["dry_run"]) == (1, "/pages", False)
+    assert found.result["findings"] == [
+        EMPTY | finding for finding in (WHOLE, DEGRADED, DAMAGED, ORPHAN)
+    ]
+    assert found.result["verdict"] == ran.out.splitlines()[-1]
+
+
+def test_a_dry_run_is_passed_on_and_says_so(home: Home, script: Script) -> None:
+    said = script(DAMAGED | {"done": False, "to": "/pages/.quarantine"}, end="exit 1")
+    ran = home.run("pages", "fsck", "/pages", "--dry-run")
+    assert said.read_text().splitlines() == ["fsck", "/pages", "--dry-run"]
+    assert ran.out.splitlines()[1:] == [
+        "damaged  owl   4.0 KiB  'owl' is damaged; to be moved to /pages/.quarantine",
+        "/pages: 1 page: 1 damaged; dry run, nothing was changed",
+    ]
+    script(ORPHAN | {"removes": True}, OLD)
+    assert home.run("pages", "gc", "/pages", "--dry-run").out.splitlines()[-1] == (
+        "/pages: 2 to be removed, 4.0 KiB; dry run, nothing was changed"
+    )
+
+
+def test_gc_says_every_name_and_its_bytes(home: Home, script: Script) -> None:
+    said = script(ORPHAN | {"removes": True, "done": True}, OLD | {"done": True})
+    ran = home.run("pages", "gc", "/pages", "--days", "7")
+    assert said.read_text().splitlines() == ["gc", "/pages", "--days", "7"]
+    assert (ran.code, ran.out.splitlines()[1:]) == (0, [
+        "orphan       elk.ckpt           1.0 KiB  there is no 'elk'; removed",
+        "quarantined  .quarantine/emu-1  3.0 KiB  removed",
+        "/pages: 2 removed, 4.0 KiB",
+    ])  # fmt: skip
+    script()
+    assert home.run("pages", "gc", "/pages").out == "/pages: nothing to remove\n"
+    assert home.run("pages", "fsck", "/pages").out == "/pages: no pages\n"
+    assert said.read_text().splitlines() == ["fsck", "/pages"]
+
+
+def test_what_could_not_be_done_is_exit_2_and_the_rest_is_shown(home: Home, script: Script) -> None:
+    script(WHOLE, {"what": "failed", "name": "owl", "why": "read /pages/owl: EIO"}, end="exit 2")
+    ran = home.run("pages", "fsck", "/pages")
+    assert (ran.code, ran.rows["failed"]) == (2, "owl            read /pages/owl: EIO")
+    assert ran.out.endswith("1 whole; 1 could not be read or done, see above\n")
+
+
+def test_a_directory_that_cannot_be_read_is_a_usage_error(home: Home, script: Script) -> None:
+    script({"what": "failed", "name": "", "why": "list /pages: No such file"}, end="exit 2")
+    ran = home.run("pages", "fsck", "/pages", "--json")
+    assert (ran.code, ran.error["code"]) == (2, "page_files_unreadable")
+    assert ran.error["message"] == "list /pages: No such file"
+
+
+@pytest.mark.parametrize(
+    ("rows", "end", "said"),
+    [
+        (("no JSON",), "exit 0", "makes no sense"),
+        (({"what": "whole"},), "exit 0", "makes no sense"),
+        (("[1]",), "exit 0", "makes no sense"),
+        ((), "echo of itself >&2; exit 2", "ended with 2: of itself"),
+        ((WHOLE,), "kill -9 $$", "ended with -9"),
+    ],
+    ids=["no-json", "half", "list", "no-word", "killed"],
+)
+def test_a_program_that_fails_is_no_verdict(
+    home: Home, script: Script, rows: tuple[Any, ...], end: str, said: str
+) -> None:
+    script(*rows, end=end)
+    ran = home.run("pages", "fsck", "/pages", "--json")
+    assert (ran.code, ran.error["code"]) == (1, "page_files_failed")
+    assert said in ran.error["message"]
+
+
+@pytest.mark.parametrize("days", ["-1", "36501", "soon", ""])
+def test_days_out_of_range_are_a_usage_error(home: Home, days: str) -> None:
+    ran = home.run("pages", "gc", "--days", days)
+    assert (ran.code, ran.out) == (2, "")
+    assert "a number of days from 0 to 36500" in ran.err
+
+
+def test_with_a_daemon_it_is_the_program_and_the_directory_of_its_engine(
+    home: Home, script: Script
+) -> None:
+    engine = home.root / "given" / "llama-server"
+    engine.parent.mkdir()
+    shutil.copy(FAKE_ENGINE, engine)
+    other = script({"what": "plain", "name": "other program"})
+    said = script(WHOLE, beside=engine.parent)
+    options = ("--", "--slot-save-path", str(home.root / "kept"))
+    assert home.run(*home.up_words(engine=engine), *options).code == 0
+    assert home.run("pages", "fsck").rows["whole"] == "hare  2.0 KiB"
+    assert said.read_text().splitlines() == ["fsck", str(home.root / "kept")]
+    assert home.run("pages", "gc", "/pages").code == 0
+    assert said.read_text().splitlines() == ["gc", "/pages", "--days", "30"]
+    assert not other.exists()
+
+
+def test_a_directory_of_the_engine_that_is_relative_must_be_named(
+    home: Home, script: Script
+) -> None:
+    script(WHOLE)
+    assert home.run(*home.up_words(), "--", "--slot-save-path", "kept").code == 0
+    ran = home.run("pages", "fsck")
+    assert (ran.code, ran.out) == (2, "")
+    assert "name the directory" in ran.err
+    assert home.run("pages", "fsck", "/pages").code == 0
+
+
+def test_the_real_program_beside_a_real_engine(
+    home: Home, engine_path: Path, tiny: TinyModels, tmp_path: Path
+) -> None:
+    """Two saved conversations, one damaged: the other is whole, both before and after."""
+    ask = {"temperature": 0, "n_predict": 4, "prompt": list(range(10, 60)), "id_slot": 0}
+    with live_engine(
+        engine_path, tiny.model("llama-dense"), "--slot-save-path", str(tmp_path)
+    ) as live:
+        live.ask("/completion", **ask)
+        for name in ("good", "bad", "gone"):
+            assert live.file(0, "save", name).status == 200
+        assert home.run("pages", "fsck", str(tmp_path)).code == 0
+
+        damaged = bytearray((tmp_path / "bad").read_bytes())
+        damaged[-1] ^= 1
+        (tmp_path / "bad").write_bytes(damaged)
+        (tmp_path / "gone").unlink()
+        dry = home.run("pages", "fsck", str(tmp_path), "--dry-run", "--json")
+        found = home.run("pages", "fsck", str(tmp_path), "--json")
+        for ran, done in ((dry, False), (found, True)):
+            states = [(row["name"], row["what"], row["done"]) for row in ran.result["findings"]]
+            assert (ran.code, states) == (1, [
+                ("bad", "damaged", done), ("gone.ckpt", "orphan", False), ("good", "whole", False),
+            ])  # fmt: skip
+        assert (tmp_path / ".quarantine/bad-1/bad").read_bytes() == damaged
+        assert live.file(0, "restore", "good").receipt["lost"] == []
+        assert live.file(0, "restore", "bad").error["reason"] == "no_file"
+
+        swept = home.run("pages", "gc", str(tmp_path), "--days", "0", "--json").result["findings"]
+        assert [(row["name"], row["done"]) for row in swept] == [
+            ("gone.ckpt", True), (".quarantine/bad-1", True),
+        ]  # fmt: skip
+        assert swept[1]["n_bytes"] > len(damaged)
+        assert home.run("pages", "fsck", str(tmp_path)).code == 0
+        assert live.file(0, "restore", "good").status == 200
+    assert home.run("pages", "fsck", str(tmp_path / "nowhere")).code == 2
