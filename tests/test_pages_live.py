@@ -205,6 +205,35 @@ def test_an_action_on_a_busy_slot_waits_for_it(engine: LiveEngine) -> None:
         assert out["n_tokens"] == len(stream.chunks) + stream.result()["tokens_evaluated"] - 2
 
 
+def test_who_waits_for_a_slot_is_served_after_each_other(engine: LiveEngine) -> None:
+    """A verb takes no slot, so no release tells the next one that it is free."""
+    engine.reconfigure(n_seq=1)
+
+    def ask() -> int:
+        return engine.ask("/completion", **TALE | {"n_predict": 4}).status
+
+    with streams(engine) as running, ThreadPoolExecutor() as pool:
+        stream = running.start(**TALE | {"n_predict": 60}, id_slot=0)
+        stream.reach(2)
+        waiting = [
+            pool.submit(each)
+            for each in (
+                lambda: engine.page(0, "page_out", "a").status,
+                ask,
+                lambda: engine.file(0, "save", "b").status,
+                ask,
+                lambda: engine.tcp.post("/slots/0?action=erase").status_code,
+                ask,
+                lambda: engine.page(0, "page_out", "c").status,
+            )
+        ]
+        statuses = [each.result(WITHIN_S) for each in waiting]
+        assert stream.result()["tokens_predicted"] == 60
+    # what a slot holds when its turn comes may be nothing
+    assert set(statuses) <= {200, 400}
+    assert [statuses[n] for n in (1, 2, 3, 4, 5)] == [200] * 5
+
+
 # What is refused
 
 
@@ -225,7 +254,7 @@ def test_a_name_that_is_none_is_refused(engine: LiveEngine, name: str) -> None:
         assert answer.status in (400, 404), answer.body
 
 
-@pytest.mark.parametrize("slot", ["2", "-1", "x", "99999999999", "1x"])
+@pytest.mark.parametrize("slot", ["2", "-1", "x", "99999999999", "1x", "+1", "%201"])
 def test_a_slot_that_is_none_is_refused(engine: LiveEngine, slot: str) -> None:
     refused(engine.page(slot, "page_out", "fox"), 400, "bad_slot")
     refused(engine.page(slot, "page_in", "fox"), 400, "bad_slot")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import stat
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -232,9 +233,10 @@ def test_a_damaged_sidecar_costs_its_part(start: Start, suffix: str, damage: str
         saved = live.file(1, "save", "a").receipt
         DAMAGE[damage](live.slot_files / f"a{suffix}")
         back = live.file(0, "restore", "a").receipt
-        (lost,) = back["lost"]
-        assert lost["file"] == f"a{suffix}"
-        assert lost["why"]
+        # only a good .ckpt says that the draft belongs to the state
+        lost = ["a.ckpt", "a.dft"] if suffix == ".ckpt" else ["a.dft"]
+        assert [each["file"] for each in back["lost"]] == lost
+        assert all(each["why"] for each in back["lost"])
         until(lambda: f"without a{suffix}" in live.log())
         n_reused, written = go_on(live, 0, said)
         assert n_reused == back["n_reusable"]
@@ -283,6 +285,54 @@ def test_a_damaged_state_is_refused_and_the_slot_keeps_its_own(start: Start, whe
         hold(live)
         refused(live.file(1, "restore", "a"), 400, "bad_file")
         assert go_on(live, 1, said) == control
+
+
+def test_a_cell_at_no_position_is_refused_and_poisons_nothing(start: Start) -> None:
+    """No checksum tells of the damage, and a cell before the first position is never removed."""
+    with start("llama-dense") as live:
+        said = hold(live)
+        control = go_on(live, 1, said)
+        live.erase()
+        hold(live)
+        live.file(1, "save", "a")
+        (live.slot_files / "a.ckpt").unlink()
+        content = bytearray((live.slot_files / "a").read_bytes())
+        n_words = struct.unpack_from("<I", content, 8)[0]
+        # after the tokens: streams, and for each its cells: position, sequences, sequence
+        first = content.index(struct.pack("<iI", 5, 1), 12 + 4 * n_words)
+        struct.pack_into("<i", content, first, -5)
+        (live.slot_files / "a").write_bytes(content)
+        refused(live.file(0, "restore", "a"), 400, "bad_file")
+        live.erase()
+        hold(live, 0)
+        assert go_on(live, 0, said) == control
+
+
+def test_a_ceiling_of_one_page_lets_it_be_saved_and_restored(start: Start) -> None:
+    with start("qwen35-dense", *CHECKPOINTS) as live:
+        hold(live)
+        one = live.page(1, "page_out", "a").receipt["n_bytes"]
+    with start("qwen35-dense", *CHECKPOINTS, "--page-ram-bytes", str(one)) as live:
+        said = hold(live)
+        assert live.file(1, "save", "a").status == 200
+        for slot in (1, 0):  # in place of what it holds, and into an empty one
+            assert live.file(slot, "restore", "a").receipt["n_restored"] == len(said) - 1
+        assert live.metric("page_store_bytes") == 0
+        assert go_on(live, 0, said) == go_on(live, 1, said)
+    with start("qwen35-dense", *CHECKPOINTS, "--page-ram-bytes", "1000") as live:
+        assert live.file(0, "restore", "a").status == 200
+        error = refused(live.file(0, "restore", "a"), 503, "page_ceiling")
+        assert "erase" in error["message"]
+
+
+def test_another_programs_file_is_not_replaced(start: Start) -> None:
+    with start("llama-dense") as live:
+        hold(live)
+        (live.slot_files / "model.ckpt").write_bytes(b"PK\x03\x04 weights of somebody")
+        error = refused(live.file(1, "save", "model"), 500, "files_failed")
+        assert "model.ckpt is another program's" in error["message"]
+        assert (live.slot_files / "model.ckpt").read_bytes().startswith(b"PK")
+        assert not (live.slot_files / "model").exists()
 
 
 def test_a_state_that_was_cut_off_is_refused(start: Start) -> None:

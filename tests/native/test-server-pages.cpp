@@ -219,7 +219,7 @@ TEST(names_and_slots_are_checked_before_any_step) {
     CHECK_EQ(server.steps, std::string());
 
     server_page_request request;
-    for (const std::string slot : { "", "-1", "x", "1x", "99999999999999999999", "2147483648" }) {
+    for (const std::string slot : { "", "-1", "+1", " 1", "x", "1x", "99999999999999999999", "2147483648" }) {
         CHECK_EQ(reason(server_page_slot_error(slot, request)), std::string("bad_slot"));
     }
     CHECK(!server_page_slot_error("12", request));

@@ -131,6 +131,9 @@ static bool check_lora(server_page_checked & res, const std::string & name, cons
 
 // without FILE.ckpt nothing says that a draft belongs to this state; true: it is of another version
 static bool check_draft(server_page_checked & res, const server_page_span * file) {
+    if (!res.has_ckpt && file && has_magic(*file)) {
+        res.losses.push_back({ SUFFIX_DFT, std::string("only a good ") + SUFFIX_CKPT + " says that it belongs to this state" });
+    }
     if (!res.has_ckpt || !find_member(res.ckpt, SUFFIX_DFT)) {
         return false;
     }

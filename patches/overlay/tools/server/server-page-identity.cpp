@@ -12,7 +12,8 @@
 #include <fstream>
 #include <stdexcept>
 
-// of each tensor: a fine-tune changes the values everywhere
+// of each tensor, evenly spread over it: a fine-tune changes values everywhere
+static constexpr size_t N_SAMPLES      = 16;
 static constexpr size_t N_BYTES_SAMPLE = 4096;
 
 static void append(std::vector<uint8_t> & content, std::ifstream & file, uint64_t offset, size_t n_bytes) {
@@ -39,7 +40,16 @@ static int append_part(std::vector<uint8_t> & content, const std::string & path)
     append(content, file, 0, std::min(n_meta, n_bytes));
 
     for (int64_t i = 0; i < gguf_get_n_tensors(meta.get()); ++i) {
-        append(content, file, n_meta + gguf_get_tensor_offset(meta.get(), i), std::min(N_BYTES_SAMPLE, gguf_get_tensor_size(meta.get(), i)));
+        const uint64_t offset = n_meta + gguf_get_tensor_offset(meta.get(), i);
+        const uint64_t size   = gguf_get_tensor_size(meta.get(), i);
+
+        if (size <= N_SAMPLES*N_BYTES_SAMPLE) {
+            append(content, file, offset, size);
+            continue;
+        }
+        for (size_t k = 0; k < N_SAMPLES; ++k) {
+            append(content, file, offset + (size - N_BYTES_SAMPLE)*k/(N_SAMPLES - 1), N_BYTES_SAMPLE);
+        }
     }
     if (!file) {
         throw std::runtime_error("cannot read '" + path + "'");

@@ -30,7 +30,7 @@ struct server_page_store::budget {
 
     // the mutex is held; `n_bytes_freed` is part of what is used
     bool fits(size_t n_bytes, size_t n_bytes_freed) const {
-        return limit == 0 || (n_bytes <= limit && used - n_bytes_freed <= limit - n_bytes);
+        return limit == 0 || n_bytes == 0 || (n_bytes <= limit && used - n_bytes_freed <= limit - n_bytes);
     }
 };
 
@@ -81,6 +81,22 @@ std::shared_ptr<server_page_charge> server_page_store::reserve(const std::string
 
 std::shared_ptr<server_page_charge> server_page_store::reserve_passing(size_t n_bytes) {
     return charge(n_bytes, 0, true);
+}
+
+void server_page_store::settle(server_page_base & page) {
+    auto & taken = static_cast<budget::taken &>(*page.charge);
+
+    std::lock_guard<std::mutex> lock(bytes->mutex);
+
+    const bool fits = bytes->fits(page.n_bytes, taken.n_bytes);
+
+    bytes->used += page.n_bytes - taken.n_bytes;
+    taken.n_bytes = page.n_bytes;
+
+    if (fits) {
+        bytes->passing &= !taken.passing;
+        taken.passing = false;
+    }
 }
 
 bool server_page_store::put(std::shared_ptr<server_page_base> page, bool over_ceiling, std::shared_ptr<server_page_base> * replaced) {

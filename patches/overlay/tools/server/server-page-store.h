@@ -47,6 +47,9 @@ struct server_page_store {
     // the same for a copy that will be gone soon
     std::shared_ptr<server_page_charge> reserve_passing(size_t n_bytes);
 
+    // charge a page that is not stored for its bytes, in place of what was reserved for it; it is no longer passing if it fits now
+    void settle(server_page_base & page);
+
     // charge the page for its bytes, in place of what was reserved for it, and put it under its name, in place of another one
     // returns false, and stores nothing, where that would pass the ceiling and must not
     // the one that it replaces is given to the caller: to free much memory takes a while

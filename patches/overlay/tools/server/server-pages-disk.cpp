@@ -61,6 +61,23 @@ static server_page_member member(const server_page_file & file, server_pace & pa
     return res;
 }
 
+// other programs use these suffixes too: what is theirs is not replaced
+static server_page_files_result another_ones_sidecar(server_page_os & os, const std::string & dir, const std::string & filename) {
+    for (const auto * suffix : { SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }) {
+        const server_page_os_path path = { dir, filename + suffix };
+
+        server_page_os_handle_ptr file;
+        uint64_t                  n_bytes = 0;
+        uint8_t                   magic[SERVER_PAGE_MAGIC_SIZE];
+
+        if (os.open(path, file, n_bytes).ok() && n_bytes >= sizeof(magic) && os.read(path, *file, magic, sizeof(magic)).ok() &&
+                !server_page_is_ours({ magic, sizeof(magic) })) {
+            return { SERVER_PAGE_FILES_IO, path.str() + " is another program's, and a page of this name would replace it: use another name, or move it away" };
+        }
+    }
+    return {};
+}
+
 server_page_result server_page_save(const std::string & dir, const std::string & filename, server_page_result && held) {
     const auto & page = static_cast<const server_page &>(*held.held);
 
@@ -126,7 +143,10 @@ server_page_result server_page_save(const std::string & dir, const std::string &
         held.n_bytes_file += member(to_publish.back(), pace).n_bytes;
 
         server_page_os_paced os(server_page_os_native(), pace);
-        done = server_page_files(os, dir).publish(filename, to_publish);
+        done = another_ones_sidecar(os, dir, filename);
+        if (done.ok()) {
+            done = server_page_files(os, dir).publish(filename, to_publish);
+        }
     }).join();
 
     held.filename = filename;
@@ -261,13 +281,13 @@ server_page_result server_page_load(const std::string & dir, server_page_store &
     auto page = std::make_shared<server_page>();
     page->unpacked = std::make_unique<server_page_unpacked>();
 
-    // one after another each is charged before it is read; checkpoints are copied out of their file
+    // one after another each is charged before it is read
     loaded_files loaded;
     uint64_t     n_bytes   = 0;
     bool         no_memory = false;
 
     std::function<uint8_t * (const std::string &, uint64_t)> allocate = [&](const std::string & suffix, uint64_t n_bytes_file) -> uint8_t * {
-        n_bytes += suffix == SUFFIX_CKPT ? 2*n_bytes_file : n_bytes_file;
+        n_bytes += n_bytes_file;
 
         page->charge = nullptr;
         page->charge = store.reserve_passing(n_bytes);
@@ -299,6 +319,12 @@ server_page_result server_page_load(const std::string & dir, server_page_store &
     }
 
     auto res = unpack(request, loaded, *page);
+
+    page->n_bytes = page->state.size.total() + page->unpacked->spec.size();
+    for (const auto & ckpt : page->prompt.checkpoints) {
+        page->n_bytes += ckpt.size();
+    }
+    store.settle(*page);
 
     for (const auto & [suffix, n] : loaded.sizes) {
         res.n_bytes_file += n;

@@ -67,11 +67,11 @@ server_page_result server_page_refused(
 }
 
 std::optional<server_page_result> server_page_slot_error(const std::string & id_slot, server_page_request & request) {
-    char * end = nullptr;
+    const bool is_number = !id_slot.empty() && id_slot.find_first_not_of("0123456789") == std::string::npos;
 
     errno = 0;
-    const long value = strtol(id_slot.c_str(), &end, 10);
-    if (id_slot.empty() || *end != '\0' || errno != 0 || value < 0 || value > INT32_MAX) {
+    const long long value = is_number ? std::strtoll(id_slot.c_str(), nullptr, 10) : -1;
+    if (errno != 0 || value < 0 || value > INT32_MAX) {
         return server_page_refused(request, SERVER_PAGE_REASON_BAD_SLOT, "the slot has to be a number, got '" + id_slot + "'");
     }
 
@@ -82,7 +82,7 @@ std::optional<server_page_result> server_page_slot_error(const std::string & id_
 server_page_result server_page_past_ceiling(const server_page_store & store, const server_page_request & request, int64_t n_bytes) {
     return server_page_refused(request, SERVER_PAGE_REASON_CEILING,
             "the state takes " + std::to_string(n_bytes) + " bytes, and " + std::to_string(store.used()) + " of " + std::to_string(store.limit()) +
-            " (--page-ram-bytes) are used: drop or spill a page",
+            " (--page-ram-bytes) are used: drop or spill a page, or erase a slot that a page is to go into",
             {{"bytes_needed", n_bytes}, {"bytes_used", (int64_t) store.used()}, {"bytes_ceiling", (int64_t) store.limit()}});
 }
 
@@ -163,7 +163,7 @@ std::optional<server_page_result> server_page_in(const server_page_steps & steps
 
     // what the slot holds is kept until the page is in
     return with_memory(steps, request,
-            [](const server_page_result & measured) { return measured.n_bytes_state(); },
+            [](const server_page_result & measured) { return measured.n_tokens > 0 ? measured.n_bytes_state() : 0; },
             [&](size_t n) { return steps.store.reserve_passing(n); });
 }
 
