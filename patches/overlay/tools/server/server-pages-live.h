@@ -87,7 +87,6 @@ private:
     std::shared_ptr<server_page> find(const server_slot & slot, const server_page_request & request, server_page_result & refused) const;
 
     bool is_decoding() const;
-    void wake_next(int32_t id_slot);
 
     bool capture (server_slot & slot, server_page & page, server_page_result & res);
     bool admitted(const server_slot & slot, const server_page & page, const server_page_request & request, server_page_result & refused) const;
