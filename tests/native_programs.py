@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from llamactl_builder import paths, pin, source, toolchain
+from llamactl_builder.errors import ToolError
 
 NATIVE = Path(__file__).parent / "native"
 OVERLAY = Path(__file__).parents[1] / "patches/overlay/tools/server"
@@ -35,7 +36,7 @@ def find_target(system: str, compiler: str, *flags: str, suffix: str = "") -> Ta
     """Return a target with a compiler of this name, or skip the test where there is none."""
     try:
         found = toolchain.find_compiler("CXX", [f"-DCMAKE_CXX_COMPILER={compiler}"])
-    except toolchain.ToolError as error:
+    except ToolError as error:
         pytest.skip(error.message)
     return Target(system, found, flags, suffix)
 
