@@ -11,11 +11,9 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <random>
 #include <sstream>
 #include <string>
-
-#include <sys/wait.h>
-#include <unistd.h>
 
 static const char * const NAME = "page";
 
@@ -93,9 +91,10 @@ inline bool has_staging(server_page_os & os, const std::string & dir) {
 
 struct temporary_dir {
     temporary_dir() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "page-files-XXXXXX").string();
-        CHECK(mkdtemp(&pattern[0]) != nullptr);
-        path = pattern;
+        std::random_device random;
+        do {
+            path = (std::filesystem::temp_directory_path() / ("page-files-" + std::to_string(random()))).generic_string();
+        } while (!std::filesystem::create_directory(path));
     }
 
     ~temporary_dir() { std::filesystem::remove_all(path); }
@@ -127,27 +126,22 @@ struct page_dir : temporary_dir {
 };
 
 inline void write_text(const std::string & path, const std::string & text) {
-    std::ofstream(path, std::ios::binary) << text;
+    std::ofstream(std::filesystem::path(path), std::ios::binary) << text;
 }
 
 inline std::string read_text(const std::string & path) {
     std::ostringstream res;
-    res << std::ifstream(path, std::ios::binary).rdbuf();
+    res << std::ifstream(std::filesystem::path(path), std::ios::binary).rdbuf();
     return res.str();
 }
 
-// the exit code of a child that runs this; it never returns from it
-inline int in_child(const std::function<void()> & run) {
-    const pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        run();
-        _exit(0);
-    }
-    int status = 0;
-    CHECK(waitpid(pid, &status, 0) == pid);
-    CHECK(WIFEXITED(status));
-    return WEXITSTATUS(status);
+// a stage as a process leaves it that died while it wrote
+inline std::string leave_stage(const page_dir & dir, const std::string & stage) {
+    const auto path = dir / "page.page-staging/" + stage;
+    std::filesystem::create_directories(path);
+    write_text(path + "/.lock", "");
+    write_text(path + "/page", "half");
+    return path;
 }
 
 //

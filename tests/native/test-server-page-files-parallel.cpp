@@ -1,10 +1,10 @@
-// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
+// sources: server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-*.cpp page-files-place-*.cpp
 
 // Many at once: what a reader finds is always one whole generation, and nobody is in another one's way.
 
+#include "page-files-place.h"
 #include "page-files-testing.h"
 
-#include <csignal>
 #include <thread>
 
 namespace {
@@ -44,6 +44,13 @@ const std::vector<std::function<void(const std::string & dir)>> WORK = {
     read_many, read_many, read_many,
 };
 
+// to be killed
+void tell_and_wait() {
+    std::puts("here");
+    std::fflush(stdout);
+    std::getchar();
+}
+
 void start(const std::string & dir) {
     server_page_files files(server_page_os_native(), dir);
     CHECK(publish(files, 2).ok());
@@ -66,22 +73,19 @@ TEST(threads_publish_and_read_one_name) {
 }
 
 TEST(processes_publish_and_read_one_name) {
+    if (const auto words = child_words(); !words.empty()) {
+        WORK.at(std::stoul(words.at(0)))(words.at(1));
+        return;
+    }
     const temporary_dir dir;
     start(dir.path);
 
-    std::vector<pid_t> children;
-    for (const auto & work : WORK) {
-        children.push_back(fork());
-        CHECK(children.back() >= 0);
-        if (children.back() == 0) {
-            work(dir.path);
-            _exit(0);
-        }
+    std::vector<std::unique_ptr<child_process>> children;
+    for (size_t i = 0; i < WORK.size(); ++i) {
+        children.push_back(start_child("processes_publish_and_read_one_name", { std::to_string(i), dir.path }));
     }
-    for (const pid_t child : children) {
-        int status = 0;
-        CHECK(waitpid(child, &status, 0) == child);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    for (const auto & child : children) {
+        CHECK_EQ(child->wait(), 0);
     }
     check_end(dir.path);
 }
@@ -123,49 +127,86 @@ TEST(the_lock_is_held_where_generations_change_and_not_while_files_are_written) 
     CHECK(!is_free_at("read", reading));
 }
 
-// The kernel drops the locks of a process that is killed; the name is free for the next one, who takes up what was left.
-TEST(a_killed_process_holds_nobody_up) {
-    const temporary_dir dir;
-    start(dir.path);
+TEST(a_lock_is_between_processes) {
+    const auto words = child_words();
+    const temporary_dir own;
+    auto & os = server_page_os_native();
 
-    for (const std::string last : { "write", "rename" }) { // while it stages, while it holds the lock of the directory
-        int there[2];
-        CHECK(pipe(there) == 0);
-        const pid_t child = fork();
-        CHECK(child >= 0);
-        if (child == 0) {
-            faulty_os waiting(server_page_os_native());
-            waiting.before = [&](const std::string & verb) {
-                if (verb == last) {
-                    CHECK(write(there[1], "x", 1) == 1);
-                    pause();
-                }
-            };
-            server_page_files files(waiting, dir.path);
-            publish(files, 3);
-            _exit(1);
+    const server_page_os_path lock = { words.empty() ? own.path : words.at(1), ".page-lock" };
+    server_page_os_handle_ptr held;
+    if (!words.empty()) {
+        CHECK(os.lock(lock, words.at(0) == "shared" ? SERVER_PAGE_OS_LOCK_SHARED : SERVER_PAGE_OS_LOCK_EXCLUSIVE, held).ok());
+        tell_and_wait();
+        return;
+    }
+
+    for (const std::string how : { "shared", "exclusive" }) {
+        const auto child = start_child("a_lock_is_between_processes", { how, own.path });
+        child->wait_for_line();
+        CHECK_EQ(os.lock(lock, SERVER_PAGE_OS_LOCK_TRY, held).status, SERVER_PAGE_OS_BUSY);
+        CHECK(!held);
+        if (how == "shared") {
+            CHECK(os.lock(lock, SERVER_PAGE_OS_LOCK_SHARED, held).ok());
+            held.reset();
         }
-        char byte = 0;
-        CHECK(read(there[0], &byte, 1) == 1);
+        child->kill();
+        CHECK(os.lock(lock, SERVER_PAGE_OS_LOCK_TRY, held).ok());
+        held.reset();
+    }
+}
+
+namespace {
+
+struct death {
+    std::string verb; // of a publication of generation 3, a child is killed before it
+    int         n;    // which one of these
+
+    int         found;
+};
+
+// while it stages; before the record counts; half-way through the moves; with what is retired still there; without its record
+const death DEATHS[] = { { "write", 1, 2 }, { "write", 2, 2 }, { "rename", 1, 2 }, { "rename", 3, 3 }, { "remove", 1, 3 }, { "remove", 3, 3 } };
+
+void publish_until(const death & end, const std::string & dir) {
+    int n_seen = 0;
+    faulty_os waiting(server_page_os_native());
+    waiting.before = [&](const std::string & verb) {
+        if (verb == end.verb && ++n_seen == end.n) {
+            tell_and_wait();
+        }
+    };
+    server_page_files files(waiting, dir);
+    publish(files, 3);
+}
+
+}
+
+// The system drops the locks of a process that is killed; the name is free for the next one, who takes up what was left.
+TEST(a_killed_process_holds_nobody_up) {
+    if (const auto words = child_words(); !words.empty()) {
+        publish_until(DEATHS[std::stoul(words.at(0))], words.at(1));
+        CHECK(false); // it ended without that verb
+    }
+
+    for (const auto & end : DEATHS) {
+        const temporary_dir dir;
+        start(dir.path);
+
+        const auto child = start_child("a_killed_process_holds_nobody_up", { std::to_string(&end - DEATHS), dir.path });
+        child->wait_for_line();
 
         server_page_files files(server_page_os_native(), dir.path);
-        if (last == "write") {
-            std::vector<std::string> done;
+        std::vector<std::string> done;
+        if (end.verb == "write" && end.n == 1) { // it does not hold the lock of the directory
             CHECK(files.recover(false, done).ok());
             CHECK(done.empty()); // it lives
             CHECK(has_staging(server_page_os_native(), dir.path));
         }
-        CHECK(kill(child, SIGKILL) == 0);
-        int status = 0;
-        CHECK(waitpid(child, &status, 0) == child);
-        CHECK(WIFSIGNALED(status));
+        child->kill();
 
-        std::vector<std::string> done;
         CHECK(files.recover(false, done).ok());
-        CHECK_EQ(done.size(), 1u);
-        CHECK_EQ(read_generation(files), 2);
+        CHECK(!done.empty());
+        CHECK_EQ(read_generation(files), end.found);
         CHECK(!has_staging(server_page_os_native(), dir.path));
-        close(there[0]);
-        close(there[1]);
     }
 }

@@ -2,9 +2,11 @@
 
 // What stands in the way of files in a directory, and what a directory or a disk does not allow.
 
+#include "page-files-fork.h"
 #include "page-files-testing.h"
 
 #include <csignal>
+#include <set>
 
 #include <grp.h>
 #include <sched.h>
@@ -23,6 +25,36 @@ void give_up_rights() {
     }
 }
 
+unsigned mode_of(const std::string & path) {
+    struct stat st;
+    CHECK(lstat(path.c_str(), &st) == 0);
+    return st.st_mode & 07777;
+}
+
+}
+
+TEST(files_are_for_their_owner_whatever_the_umask) {
+    for (const unsigned mask : { 0u, 022u, 0777u }) {
+        page_dir dir;
+        faulty_os looking(dir.os);
+        std::set<unsigned> dir_modes;
+        looking.before = [&](const std::string &) {
+            for (const auto & entry : fs::recursive_directory_iterator(dir.path)) {
+                if (entry.is_directory()) {
+                    dir_modes.insert(mode_of(entry.path().string()));
+                }
+            }
+        };
+
+        const auto before = umask(mask);
+        server_page_files files(looking, dir.path);
+        CHECK(publish(files, 2).ok());
+        umask(before);
+        CHECK_EQ(mode_of(dir / "page"), 0600u);
+        CHECK_EQ(mode_of(dir / "page.ckpt"), 0600u);
+        CHECK_EQ(mode_of(dir / ".page-lock"), 0600u);
+        CHECK(dir_modes == std::set<unsigned> { 0700u });
+    }
 }
 
 TEST(what_is_no_file_in_the_place_of_one_is_an_error_and_stays) {
@@ -99,6 +131,26 @@ TEST(no_symlink_is_followed_in_the_staging) {
         CHECK(contains(res.message, dir / name));
     }
     CHECK_EQ(read_text(elsewhere / "1-1/page"), std::string("untouched"));
+}
+
+TEST(a_stage_is_left_where_its_owner_cannot_be_told) {
+    page_dir dir(2);
+    const auto stage = leave_stage(dir, "1-1");
+    fs::remove(stage + "/.lock");
+    fs::create_symlink("page", stage + "/.lock");
+    const auto alien = dir / "page.page-staging/notes";
+    write_text(alien, "of a person");
+
+    std::vector<std::string> done;
+    const auto res = dir.files.recover(false, done);
+    CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+    CHECK(done.empty());
+    CHECK(fs::exists(stage + "/page") && fs::exists(alien));
+
+    const auto published = publish(dir.files, 3); // warns, and works
+    CHECK(published.ok());
+    CHECK(contains(published.message, dir / "page.page-staging"));
+    CHECK_EQ(read_generation(dir.files), 3);
 }
 
 TEST(a_directory_that_is_none_is_an_error) {

@@ -1,6 +1,7 @@
 #include "server-page-os.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #define WIN32_LEAN_AND_MEAN
 #ifndef NOMINMAX
@@ -11,8 +12,9 @@
 // Paths are UTF-8 outside and wide inside. Contents are flushed before a name is given to them; MOVEFILE_WRITE_THROUGH makes
 // the name durable in the same call, so that there is no directory left to sync. A removal cannot be written through: the
 // journal keeps the order of such changes, so a page that comes back after a loss of power comes back whole.
-// Files inherit the access of their directory: there are no modes. Virus scanners and indexers open files for a moment
-// without sharing them: what fails of that is tried again for N_SHARING_TRIES * SHARING_WAIT_MS.
+// Files inherit the access of their directory: there are no modes. Virus scanners and indexers open files for a moment:
+// what fails of that is tried again for N_SHARING_TRIES * SHARING_WAIT_MS. Such a file cannot be opened if it is not shared
+// (sharing violation) and not be replaced even if it is (access denied); one that is removed meanwhile stays in its directory.
 
 typedef server_page_os_result result;
 typedef server_page_os_path   path;
@@ -65,10 +67,10 @@ static result failed(const char * verb, const path & p, DWORD error) {
     return res;
 }
 
-// the call returns ERROR_SUCCESS, or what went wrong
-template <typename F> static DWORD unless_shared(const F & call) {
+// the call returns ERROR_SUCCESS, or what went wrong; `passing`: what may be due to another program that is soon done
+template <typename F> static DWORD with_patience(const F & call, std::initializer_list<DWORD> passing) {
     DWORD error = call();
-    for (int i = 0; i < N_SHARING_TRIES && error == ERROR_SHARING_VIOLATION; ++i) {
+    for (int i = 0; i < N_SHARING_TRIES && std::find(passing.begin(), passing.end(), error) != passing.end(); ++i) {
         Sleep(SHARING_WAIT_MS);
         error = call();
     }
@@ -90,18 +92,27 @@ static HANDLE handle_of(server_page_os_handle & file) {
     return static_cast<win32_handle &>(file).h;
 }
 
-// all that is beyond the old limit of 260 characters needs an absolute path and this prefix
+// All that is beyond the old limit of 260 characters needs an absolute path and this prefix, behind which nothing is
+// interpreted any more: a client's part of a path must not be before, where "con" or "nul" would become a device.
 static std::wstring native(const path & p) {
-    std::wstring str = wide(p.str());
-    std::replace(str.begin(), str.end(), L'/', L'\\');
-    if (str.compare(0, 4, L"\\\\?\\") == 0) {
-        return str;
-    }
-    const DWORD n = GetFullPathNameW(str.c_str(), 0, nullptr, nullptr);
-    std::wstring full(n, L'\0');
-    full.resize(GetFullPathNameW(str.c_str(), n, &full[0], nullptr));
+    const auto windows = [](const std::string & str) {
+        std::wstring res = wide(str);
+        std::replace(res.begin(), res.end(), L'/', L'\\');
+        return res;
+    };
 
-    return full.compare(0, 2, L"\\\\") == 0 ? L"\\\\?\\UNC" + full.substr(1) : L"\\\\?\\" + full;
+    std::wstring dir = windows(p.dir);
+    if (dir.compare(0, 4, L"\\\\?\\") != 0) {
+        const DWORD n = GetFullPathNameW(dir.c_str(), 0, nullptr, nullptr);
+        std::wstring full(n, L'\0');
+        full.resize(GetFullPathNameW(dir.c_str(), n, &full[0], nullptr));
+
+        dir = full.compare(0, 2, L"\\\\") == 0 ? L"\\\\?\\UNC" + full.substr(1) : L"\\\\?\\" + full;
+    }
+    if (!p.below.empty()) {
+        dir += (!dir.empty() && dir.back() == L'\\' ? L"" : L"\\") + windows(p.below);
+    }
+    return dir;
 }
 
 static server_page_os_entry entry_of(const std::string & name, DWORD attributes, uint64_t n_bytes) {
@@ -138,7 +149,7 @@ static DWORD open_file(const path & p, DWORD access, DWORD share, DWORD how, std
     }
 
     const auto str = native(p);
-    error = unless_shared([&]() -> DWORD {
+    error = with_patience([&]() -> DWORD {
         const DWORD  flags = FILE_ATTRIBUTE_NORMAL | FILE_FLAG_OPEN_REPARSE_POINT;
         const HANDLE h     = CreateFileW(str.c_str(), access, share, nullptr, how, flags, nullptr);
         if (h == INVALID_HANDLE_VALUE) {
@@ -146,7 +157,7 @@ static DWORD open_file(const path & p, DWORD access, DWORD share, DWORD how, std
         }
         file = std::make_unique<win32_handle>(h);
         return ERROR_SUCCESS;
-    });
+    }, { ERROR_SHARING_VIOLATION });
     if (error != ERROR_SUCCESS) {
         return error;
     }
@@ -199,7 +210,7 @@ struct server_page_os_win32 final : server_page_os {
         }
 
         WIN32_FIND_DATAW data;
-        const HANDLE found = FindFirstFileW((native(p) + L"\\*").c_str(), &data);
+        const HANDLE found = FindFirstFileW(native(p / "*").c_str(), &data);
         if (found == INVALID_HANDLE_VALUE) {
             return failed("list", p, GetLastError());
         }
@@ -310,10 +321,10 @@ struct server_page_os_win32 final : server_page_os {
         if (error == ERROR_SUCCESS) {
             const auto src = native(from);
             const auto dst = native(to);
-            error = unless_shared([&]() -> DWORD {
+            error = with_patience([&]() -> DWORD {
                 const DWORD flags = MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH;
                 return MoveFileExW(src.c_str(), dst.c_str(), flags) ? ERROR_SUCCESS : GetLastError();
-            });
+            }, { ERROR_SHARING_VIOLATION, ERROR_ACCESS_DENIED });
         }
         return error == ERROR_SUCCESS ? result() : failed(("rename " + from.str() + " to").c_str(), to, error);
     }
@@ -322,7 +333,8 @@ struct server_page_os_win32 final : server_page_os {
         DWORD error = check_parents(p);
         if (error == ERROR_SUCCESS) {
             const auto str = native(p);
-            error = unless_shared([&]() -> DWORD { return DeleteFileW(str.c_str()) ? ERROR_SUCCESS : GetLastError(); });
+            error = with_patience([&]() -> DWORD { return DeleteFileW(str.c_str()) ? ERROR_SUCCESS : GetLastError(); },
+                    { ERROR_SHARING_VIOLATION, ERROR_ACCESS_DENIED });
         }
         return error == ERROR_SUCCESS ? result() : failed("remove", p, error);
     }
@@ -331,7 +343,8 @@ struct server_page_os_win32 final : server_page_os {
         DWORD error = check_parents(p);
         if (error == ERROR_SUCCESS) {
             const auto str = native(p);
-            error = unless_shared([&]() -> DWORD { return RemoveDirectoryW(str.c_str()) ? ERROR_SUCCESS : GetLastError(); });
+            error = with_patience([&]() -> DWORD { return RemoveDirectoryW(str.c_str()) ? ERROR_SUCCESS : GetLastError(); },
+                    { ERROR_SHARING_VIOLATION, ERROR_DIR_NOT_EMPTY });
         }
         return error == ERROR_SUCCESS ? result() : failed("remove directory", p, error);
     }

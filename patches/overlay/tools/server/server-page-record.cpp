@@ -56,7 +56,14 @@ bool server_page_record_parse(const std::string & name, const std::string & text
         begin = end + 1;
     }
 
-    return server_page_record_text(rec) == text && server_page_is_stage_name(rec.stage) &&
-        std::all_of(rec.members.begin(), rec.members.end(), [&](const server_page_record::member & cur) { return is_own(cur.file); }) &&
-        std::all_of(rec.retired.begin(), rec.retired.end(), is_own);
+    // a file that is listed as new and as retired would be put in place and removed
+    std::vector<std::string> files = rec.retired;
+    for (const auto & member : rec.members) {
+        files.push_back(member.file);
+    }
+    const bool each_once = std::all_of(files.begin(), files.end(), [&](const std::string & file) {
+        return is_own(file) && std::count(files.begin(), files.end(), file) == 1;
+    });
+
+    return each_once && server_page_is_stage_name(rec.stage) && server_page_record_text(rec) == text;
 }

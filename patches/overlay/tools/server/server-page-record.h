@@ -38,5 +38,5 @@ bool server_page_is_stage_name(const std::string & str);
 std::string server_page_record_text(const server_page_record & rec);
 
 // false: the text is not, to the byte, what server_page_record_text() makes for a page of this name. The checksum finds
-// damage and proves no origin, so no file but those of the page is accepted.
+// damage and proves no origin, so no file but those of the page is accepted, each of them once at most.
 bool server_page_record_parse(const std::string & name, const std::string & text, server_page_record & rec);
