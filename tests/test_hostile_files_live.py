@@ -196,10 +196,6 @@ def test_files_that_lie_cost_nobody_but_their_page(
         assert min(sweep.n_taken, sweep.n_refused) > N_MUTATIONS // 10
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="libllama takes a cell of any position, and never gives up one that no removal covers",
-)
 @pytest.mark.parametrize("position", [-1, 2**31 - 1])
 def test_a_position_that_is_none_is_refused(
     engine_path: Path, tiny: TinyModels, sealer: Path, position: int

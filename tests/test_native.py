@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ def test_native(test: Path, name: str) -> None:
 
 def test_the_failures_that_page_files_survive_are_those_that_are_tested() -> None:
     """The table in the header names a test for each row, and each of them is there."""
-    header = (OVERLAY / "server-page-files.h").read_text()
+    header = (native_programs.OVERLAY / "server-page-files.h").read_text()
     rows = re.findall(r"^//   [^|\n]+\|[^|\n]+\|[^|\n]+\| (\w+)$", header, re.MULTILINE)
-    tests = {name for path in NATIVE.glob("test-*.cpp") for name in CASE.findall(path.read_text())}
+    programs = native_programs.NATIVE.glob("test-*.cpp")
+    tests = {name for path in programs for name in native_programs.CASE.findall(path.read_text())}
     assert len(rows) > 20
     assert set(rows[1:]) <= tests

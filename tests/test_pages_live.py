@@ -24,7 +24,6 @@ TALE = {
     "temperature": 0,
     "ignore_eos": True,
 }
-LONG = TALE | {"n_predict": -1}
 CHECKPOINTS = ("--ubatch-size", "32", "--checkpoint-min-step", "16")
 TEXT = (
     "The lighthouse keeper walked down to the shore and looked at the sea, which was grey and "
@@ -316,7 +315,8 @@ def test_a_page_that_is_being_written_counts_until_its_writer_lets_go(
     engine.ask("/completion", **long, id_slot=1)
     out = engine.page(1, "page_out", "long").receipt
     with streams(engine) as running, ThreadPoolExecutor() as pool:
-        neighbour = running.start(**LONG, id_slot=0)  # beside it a spill takes its time
+        # beside it a spill takes its time
+        neighbour = running.start(**TALE | {"n_predict": 300}, id_slot=0)
         neighbour.reach(2)
         spill = pool.submit(engine.spill, "long")
         until(lambda: (engine.slot_files / "long.page-staging").is_dir())
