@@ -102,6 +102,8 @@ std::string said(const server_page_checked & checked) {
 
 const std::string FOREIGN = "the file does not begin as a page's files do: it is another program's, or was overwritten";
 const std::string HEAD    = "a is no state of a slot, or its head is damaged";
+const std::string NO_DRAFT = " | .dft: only a good .ckpt says that it belongs to this state";
+
 const std::string LORA    = "a was computed with adapters that are not known: 'a.lora': ";
 
 bool contains(const std::string & text, const std::string & part) { return text.find(part) != std::string::npos; }
@@ -213,7 +215,7 @@ TEST(a_state_that_was_written_by_another_program_has_lost_its_sidecars) {
     auto files = page_without_lora();
     files[""] = state_of("written by another program");
     const auto checked = check(files);
-    CHECK_EQ(said(checked), std::string("degraded | .ckpt: it was written with another 'a'"));
+    CHECK_EQ(said(checked), "degraded | .ckpt: it was written with another 'a'" + NO_DRAFT);
     CHECK(!checked.has_ckpt && !checked.draft && !checked.lora);
     CHECK(checked.ckpt.checkpoints.empty() && checked.ckpt.identity.fields.empty());
 
@@ -243,7 +245,7 @@ TEST(a_missing_sidecar_costs_its_part) {
     files = page();
     files.erase(".ckpt");
     const auto no_ckpt = check(files);
-    CHECK_EQ(said(no_ckpt), std::string("degraded | .ckpt: it is missing"));
+    CHECK_EQ(said(no_ckpt), "degraded | .ckpt: it is missing" + NO_DRAFT);
     CHECK(!no_ckpt.draft && no_ckpt.lora && no_ckpt.lora->adapters.size() == 1);
 }
 

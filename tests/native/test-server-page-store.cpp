@@ -167,6 +167,22 @@ TEST(one_page_at_a_time_passes_the_ceiling_on_its_way) {
     CHECK(store.reserve_passing(10) != nullptr); // this one fits
 }
 
+TEST(a_copy_that_turns_out_to_fit_lets_the_next_one_pass) {
+    server_page_store store(100);
+
+    auto copy = make("file", 100);
+    copy->charge = store.reserve_passing(110); // as much as its files take
+    CHECK(copy->charge != nullptr);
+    CHECK(store.reserve_passing(100) == nullptr);
+    store.settle(*copy);
+    CHECK_EQ(store.used(), 100u);
+    CHECK(store.reserve_passing(100) != nullptr);
+
+    copy->n_bytes = 101;
+    store.settle(*copy); // what is there is counted, whether it fits or not
+    CHECK_EQ(store.used(), 101u);
+}
+
 TEST(a_successor_that_was_given_up_lets_the_next_one_pass) {
     server_page_store store(100);
     CHECK(store.put(make("a", 80)));

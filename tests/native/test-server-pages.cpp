@@ -13,6 +13,7 @@ namespace {
 struct fake_server {
     server_page_store store;
 
+    int64_t n_tokens      = 1;
     int64_t n_bytes_state = 60; // of what the slot holds
     int64_t n_bytes_more  = 5;  // of its checkpoints
 
@@ -29,6 +30,7 @@ struct fake_server {
         server_page_result res;
         res.id_slot             = request.id_slot;
         res.name                = request.name;
+        res.n_tokens            = n_tokens;
         res.n_bytes_target      = n_bytes_state;
         res.n_bytes_checkpoints = n_bytes_more;
 
@@ -177,6 +179,18 @@ TEST(a_page_in_keeps_what_the_slot_holds_until_it_is_in) {
     CHECK_EQ(server.steps, std::string("prepare in "));
     CHECK_EQ(server.used_at_step, 60u); // its checkpoints stay where they are
     CHECK_EQ(server.store.used(), 0u);
+}
+
+TEST(an_empty_slot_takes_no_copy_of_what_it_holds) {
+    fake_server server(65);
+    CHECK_EQ(reason(server_page_out(server.with(), named("a"))), std::string("none"));
+
+    // the one that may pass is on its way already
+    const auto passing = server.store.reserve_passing(65);
+    CHECK(passing != nullptr);
+    CHECK_EQ(reason(server_page_in(server.with(), named("a"))), std::string("page_ceiling"));
+    server.n_tokens = 0;
+    CHECK_EQ(reason(server_page_in(server.with(), named("a"))), std::string("none"));
 }
 
 TEST(a_full_store_does_not_keep_a_page_from_going_in_or_a_slot_from_being_saved) {
