@@ -92,6 +92,13 @@ def test_damage_is_exit_1_and_says_where_it_went(home: Home, script: Script) -> 
     assert found.result["verdict"] == ran.out.splitlines()[-1]
 
 
+def test_a_name_steers_no_terminal_and_makes_up_no_row(home: Home, script: Script) -> None:
+    script(WHOLE | {"name": "x\x1b[31m\u202e\nwhole  fake"})
+    row, verdict = home.run("pages", "fsck").out.splitlines()[1:]
+    assert row.split("  ")[:2] == ["whole", "x\\x1b[31m\\u202e\\nwhole"]
+    assert verdict == f"{home.paths.pages}: 1 page: 1 whole"
+
+
 def test_a_dry_run_is_passed_on_and_says_so(home: Home, script: Script) -> None:
     said = script(DAMAGED | {"done": False, "to": "/pages/.quarantine"}, end="exit 1")
     ran = home.run("pages", "fsck", "/pages", "--dry-run")

@@ -20,9 +20,14 @@ def table(rows: Iterable[tuple[str, str | None]]) -> str:
     return "\n".join(f"{name:<{width}}{COLUMN_GAP}{value}" for name, value in shown)
 
 
+def printable(text: str) -> str:
+    """Return the text with what would steer a terminal or break a line written out instead."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a line of names and one line per row, each column as wide as its widest cell."""
-    lines = [names, *rows]
+    lines = [names, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(COLUMN_GAP.join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
