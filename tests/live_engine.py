@@ -270,6 +270,18 @@ class LiveEngine:
                     yield json.loads(line.removeprefix("data: "))
 
 
+class Faulty:
+    """An engine that fails at the steps that are written to a file."""
+
+    def __init__(self, live: LiveEngine, faults: Path) -> None:
+        self.live = live
+        self._faults = faults
+
+    def inject(self, *steps: str) -> None:
+        """From the next change or page verb on, fail at these steps and no others."""
+        self._faults.write_text("".join(f"{step}\n" for step in steps))
+
+
 def _gathered(events: Sequence[Json], field: str) -> tuple[Any, ...]:
     """Return one field's lists of all the events as one; the last event only repeats them."""
     return tuple(item for event in events if not event["stop"] for item in event.get(field, ()))

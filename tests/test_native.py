@@ -1,4 +1,4 @@
-"""The overlay's own C++ tests, each case of tests/native/test-*.cpp as one test."""
+"""The overlay's own C++ tests, one test for each case, and the header whose table names them."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from live_engine import N_CTX, N_SEQ, LiveEngine, live_engine
+from live_engine import N_CTX, N_SEQ, Faulty, LiveEngine, live_engine
 from sandbox import until
 from streams import Stream, streams
 
@@ -22,17 +22,6 @@ BODY = {"n_predict": 96, "temperature": 0.7, "seed": 5, "ignore_eos": True, "cac
 LONG_WINDOW = ("--override-kv", "llama.context_length=int:8192")
 RELEASE_FIRST = "build_no_memory 1"
 """The build beside fails for memory: the old contexts are let go first."""
-
-
-class Faulty:
-    """An engine that fails at the steps that are written to a file."""
-
-    def __init__(self, live: LiveEngine, faults: Path) -> None:
-        self.live = live
-        self._faults = faults
-
-    def inject(self, *steps: str) -> None:
-        self._faults.write_text("".join(f"{step}\n" for step in steps))
 
 
 @pytest.fixture(scope="module")
