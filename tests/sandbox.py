@@ -59,6 +59,7 @@ class Sandbox:
             "LLAMACTL_STATE_DIR": str(self.root / "s"),
             "LLAMACTL_RUNTIME_DIR": str(self.root / "r"),
             "LLAMACTL_READY_POLL_S": "0.02",
+            "LLAMACTL_PROBE_S": "0.1",
             "LLAMACTL_BACKOFF_BASE_S": "0.05",
             "LLAMACTL_STOP_TERM_S": "10",
             "PYTHONPATH": str(SOURCE),
@@ -110,6 +111,10 @@ class Sandbox:
         operation = self.client.up(self.request(*fake))
         self.client.wait_operation(operation, timeout_s=WITHIN_S)
         return self.engine_pid()
+
+    def say(self, **fields: object) -> None:
+        """Have the fake engine say this of itself from now on."""
+        httpx.post(f"http://127.0.0.1:{self.port}/fake", json=fields).raise_for_status()
 
     def engine_pid(self) -> int:
         """Return the pid of the engine that runs."""

@@ -80,7 +80,7 @@ def up(generation: int = 1) -> tuple[ev.Event, ...]:
     return (ev.Up("up", REQUEST), ev.Spawned(generation, process(generation)))
 
 
-READY, _ = play(EMPTY, *up(), ev.Healthy(1, FACTS))
+READY, _ = play(EMPTY, *up(), ev.Healthy(1, FACTS, AT))
 STATES: dict[str, Snapshot] = {
     "stopped": EMPTY,
     "spawning": play(EMPTY, ev.Up("up", REQUEST))[0],
@@ -119,7 +119,7 @@ EVENTS += [
         ev.Spawned(generation, process(generation)),
         ev.SpawnFailed(generation, PROBLEM, 0.5),
         ev.Moved(generation),
-        ev.Healthy(generation, FACTS),
+        ev.Healthy(generation, FACTS, AT),
         ev.HolderLost(generation),
         ev.Exited(generation, RECORD, 0.5),
         ev.Reconfigured(generation, CHANGE, receipt(), "me", AT),
@@ -185,7 +185,7 @@ class World:
             failed = ev.SpawnFailed(here, PROBLEM, 0.1)
             return [*stale, failed, ev.Spawned(here, process(here))]
         if self.phase == "running":
-            exited, healthy = ev.Exited(here, RECORD, 0.9), ev.Healthy(here, FACTS)
+            exited, healthy = ev.Exited(here, RECORD, 0.9), ev.Healthy(here, FACTS, AT)
             done = ev.Reconfigured(here, CHANGE, receipt(), "me", AT)
             failed_change = ev.ReconfigureFailed(here, PROBLEM)
             return [*stale, exited, healthy, done, failed_change, ev.HolderLost(here)]
@@ -232,7 +232,7 @@ def test_up_ready_down() -> None:
     snapshot, effects = play(EMPTY, ev.Up("up", REQUEST))
     assert (snapshot.state, snapshot.intent) == (EngineState.STARTING, Intent.UP)
     assert [type(effect) for effect in effects] == [ev.Spawn]
-    snapshot, effects = play(snapshot, ev.Spawned(1, process(1)), ev.Healthy(1, FACTS))
+    snapshot, effects = play(snapshot, ev.Spawned(1, process(1)), ev.Healthy(1, FACTS, AT))
     assert snapshot.state is EngineState.READY
     assert [type(e) for e in effects] == [ev.Watch, ev.Finish, ev.RecordLoad]
     snapshot, effects = play(snapshot, ev.Down("d"), ev.Exited(1, RECORD, 0.5))
@@ -290,7 +290,7 @@ def test_crashes_are_retried_until_the_budget_is_gone() -> None:
         snapshot, _ = play(
             snapshot,
             ev.Spawned(generation + 1, process(generation + 1)),
-            ev.Healthy(generation + 1, FACTS),
+            ev.Healthy(generation + 1, FACTS, AT),
         )
     snapshot, _ = play(snapshot, ev.Exited(3, RECORD, 0.5))
     assert snapshot.state is EngineState.FAILED
@@ -301,7 +301,7 @@ def test_only_minutes_of_ready_forgive_a_crash() -> None:
     crashed = STATES["crashed"]
     assert crashed.deadline is not None
     again, _ = play(crashed, ev.Tick(), now=crashed.deadline)
-    again, _ = play(again, ev.Spawned(2, process(2)), ev.Healthy(2, FACTS), now=NOW + 10)
+    again, _ = play(again, ev.Spawned(2, process(2)), ev.Healthy(2, FACTS, AT), now=NOW + 10)
     assert play(again, ev.Tick(), now=NOW + 189)[0].crashes == 1
     assert play(again, ev.Tick(), now=NOW + 190)[0].crashes == 0
 
@@ -417,10 +417,10 @@ def test_a_page_verb_ends_with_the_service_and_once(event: ev.Event, code: str) 
 
 
 def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
-    saved = replace(EMPTY, generation=4, desired=REQUEST, intent=Intent.UP)
+    saved = replace(EMPTY, generation=4, desired=REQUEST, intent=Intent.UP, loads_recorded=1)
     adopted, effects = play(saved, ev.Found(process(4)))
     assert [type(effect) for effect in effects] == [ev.Watch]
-    ready, effects = play(adopted, ev.Healthy(4, FACTS))
+    ready, effects = play(adopted, ev.Healthy(4, FACTS, AT))
     assert ready.state in SERVING
     assert effects == (), "an adoption is no weight load"
     ending, effects = play(replace(saved, intent=Intent.DOWN), ev.Found(process(4)))

@@ -3,11 +3,13 @@
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
     0 pure: errors fields models config backoff launch plan events snapshot commands state view
-    1 one thing each: process ports store instances ledger logs metrics operations engine
+    0 pure, what the engine says: progress facts
+    1 one thing each: process ports store instances ledger crashes logs metrics operations engine
     1 one socket each: listener client
-    2 hands: effects records control
-    3 the loop: daemon
-    4 the entry: __main__
+    2 eyes: observer
+    3 hands: effects records control
+    4 the loop: daemon
+    5 the entry: __main__
 
 `holder.py` stands apart: a program of its own, stdlib only, the engine's parent.
 """

@@ -76,6 +76,11 @@ class Paths:
         return self.state / "ledger.jsonl"
 
     @property
+    def crashes(self) -> Path:
+        """A file for each of the last ends of the engine that nobody had asked for."""
+        return self.state / "crashes"
+
+    @property
     def logs(self) -> Path:
         """Engine and daemon logs."""
         return self.state / "logs"
@@ -101,7 +106,10 @@ class Paths:
 
     def create(self) -> None:
         """Create the directories, 0700. Raises `INSECURE_DIRECTORY` if another user could write."""
-        for directory in (self.cache, self.state, self.runtime, self.logs, self.pages):
+        for directory in (
+            *(self.cache, self.state, self.runtime),
+            *(self.logs, self.crashes, self.pages),
+        ):
             make_private_dir(directory)
 
 
@@ -114,6 +122,14 @@ class Settings(BaseModel):
     """A load is given up when neither health nor log nor exit has moved for this long."""
     ready_poll_s: Seconds = 0.1
     """Pause between two questions for the engine's health while it loads."""
+    probe_s: Seconds = 2.0
+    """Pause between two looks at an engine that serves."""
+    wedge_idle_s: Seconds = 30.0
+    """An engine that should move and neither does nor uses any processor is wedged after this."""
+    wedge_busy_s: Seconds = 600.0
+    """The same for one that uses processor; longer if its micro-batches are known to be long."""
+    override_trial_s: Seconds = 600.0
+    """A crash this soon after a live change of the geometry goes back to the one before."""
     stop_term_s: Seconds = 5.0
     """From TERM to KILL."""
     backoff_base_s: Seconds = 1.0

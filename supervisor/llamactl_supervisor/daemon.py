@@ -17,6 +17,7 @@ from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.launch import instance_id
 from llamactl_supervisor.models import DaemonStatus, OperationKind
 from llamactl_supervisor.operations import Operations
@@ -45,7 +46,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
-        self._records = Records(paths.ledger_file)
+        self._records = Records(paths)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
@@ -82,6 +83,12 @@ class Daemon:
             generation=self._saved.generation,
             desired=self._saved.desired,
             override=self._saved.override,
+            facts=EngineFacts(last_reconfigure=self._saved.last_reconfigure),
+            loads_recorded=self._saved.loads_recorded,
+            last_good=self._saved.last_good,
+            trial_ends=(
+                time.monotonic() + self._settings.override_trial_s if self._saved.on_trial else None
+            ),
         )
         found = self._effects.find(self._saved)
         if found is not None:
@@ -158,6 +165,10 @@ class Daemon:
             override=snapshot.override,
             instance_id=name,
             process=process,
+            loads_recorded=snapshot.loads_recorded,
+            last_reconfigure=snapshot.facts.last_reconfigure,
+            on_trial=snapshot.trial_ends is not None,
+            last_good=snapshot.last_good,
         )
         if saved == self._saved:
             return
@@ -175,7 +186,7 @@ class Daemon:
                 self._answer(effect)
             case ev.Spawn():
                 waiting = self._snapshot.waiting
-                self._records.spawned(effect, self._by(waiting[0]) if waiting else "daemon")
+                self._records.spawned(self._by(waiting[0]) if waiting else "daemon")
                 self._start(self._effects.spawn(effect, self._unsaved))
             case ev.Watch() if self._snapshot.desired is not None:
                 self._start(self._effects.watch(effect, self._snapshot.desired.spec))
@@ -187,10 +198,8 @@ class Daemon:
                 waits = f"the engine takes {effect.command.subject} in its turn"
                 self._operations.progress(effect.command.operation, waits)
                 self._start(self._effects.page(effect))
-            case ev.RecordLoad():
-                self._start(self._records.load(effect))
-            case ev.RecordAvoided():
-                self._start(self._records.avoided(effect))
+            case ev.RecordLoad() | ev.RecordAvoided() | ev.RecordCrash():
+                self._start(self._records.record(effect))
             case ev.Exit():
                 self._ending.set()
 
@@ -253,6 +262,7 @@ class Daemon:
             strangers=self._effects.strangers(),
             weight_loads=self._records.totals.weight_loads,
             loads_avoided=self._records.totals.loads_avoided,
+            crash_record=self._records.crash_record,
         )
 
     async def pages(self) -> Pages:

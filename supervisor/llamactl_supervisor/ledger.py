@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from llamactl_supervisor.models import Geometry, Wire
+from llamactl_supervisor.models import Geometry, Override, Wire
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class LoadLine(Wire):
-    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`."""
+    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`.
+
+    `load_s` null: nobody saw it. `dropped`: the live geometry that a crash soon after it has put
+    in doubt; the load is of the one before.
+    """
 
     v: Literal[1] = 1
     kind: Literal["load"] = "load"
@@ -24,11 +28,12 @@ class LoadLine(Wire):
     cause: str
     by: str
     loaded: bool
-    load_s: float
+    load_s: float | None
     model: str
     model_bytes: int | None
     n_ctx: int
     n_seq: int
+    dropped: Override | None = None
 
 
 class AvoidedLine(Wire):

@@ -26,6 +26,16 @@ class Metrics:
             "Ends of the engine that nobody asked for",
             registry=self.registry,
         )
+        self.wedges = Counter(
+            "llamactl_engine_wedges",
+            "Engines that got nowhere and were replaced; each is a crash as well",
+            registry=self.registry,
+        )
+        self.wakes = Counter(
+            "llamactl_engine_wakes",
+            "Weight loads after a sleep of the engine; each is a weight load as well",
+            registry=self.registry,
+        )
         self.load_s = Histogram(
             "llamactl_weight_load_seconds",
             "From the engine's start until it was healthy",

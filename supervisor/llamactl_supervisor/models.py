@@ -422,6 +422,7 @@ class EngineStatus(Wire):
     geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
+    is_sleeping: bool | None = None
 
 
 class Stranger(Wire):
@@ -434,7 +435,9 @@ class Stranger(Wire):
 class Status(Wire):
     """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY.
 
-    `operation` is the oldest that runs; a page verb only where nothing else does.
+    `operation` is the oldest that runs; a page verb only where nothing else does. `crash_record` is
+    the path of the newest file that tells of an end nobody asked for. `dropped_override` is the
+    live geometry that a crash soon after it has put in doubt; the engine has the one before.
     """
 
     state: EngineState
@@ -452,3 +455,5 @@ class Status(Wire):
     strangers: tuple[Stranger, ...]
     weight_loads: int
     loads_avoided: int
+    crash_record: str | None = None
+    dropped_override: Override | None = None

@@ -8,34 +8,41 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor import ledger
-from llamactl_supervisor.launch import live_spec
+from llamactl_supervisor import crashes, ledger
+from llamactl_supervisor import events as ev
+from llamactl_supervisor.errors import Code
 from llamactl_supervisor.metrics import Metrics
 from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt
 
 if TYPE_CHECKING:
-    from llamactl_supervisor import events as ev
-    from llamactl_supervisor.models import EngineRequest, OperationResult
+    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.models import OperationResult
     from llamactl_supervisor.snapshot import Snapshot
 
 log = logging.getLogger("llamactl.records")
 
+DAEMON = "daemon"
+"""Who asked for a load that nobody asked for."""
+
 
 class Records:
-    """The ledger with its sums, and the metrics. A ledger that cannot be written is counted."""
+    """The ledger with its sums, the crash records and the metrics.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    A ledger that cannot be written is counted.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        self._path, self._crashes = paths.ledger_file, paths.crashes
         self.metrics = Metrics()
-        self.totals = ledger.totals(path)
+        self.totals = ledger.totals(self._path)
+        self.crash_record = crashes.newest(self._crashes)
         self.metrics.weight_loads.inc(self.totals.weight_loads)
         self.metrics.loads_avoided.inc(self.totals.loads_avoided)
-        self._spec: EngineRequest | None = None
-        self._by = "daemon"
+        self._by = DAEMON
 
-    def spawned(self, effect: ev.Spawn, by: str) -> None:
-        """Remember what is being loaded and for whom, until the load has ended."""
-        self._spec, self._by = live_spec(effect.request.spec, effect.override), by
+    def spawned(self, by: str) -> None:
+        """Remember for whom an engine is being loaded, until the load has ended."""
+        self._by = by
 
     def state(self, before: EngineState, after: Snapshot) -> None:
         """Count a change of state."""
@@ -53,31 +60,56 @@ class Records:
         elif kind is OperationKind.RECONFIGURE:
             self.metrics.reconfigures.labels("failed").inc()
 
-    async def load(self, effect: ev.RecordLoad) -> None:
-        """Record a weight load, or one that failed."""
-        if self._spec is None:
-            return
+    async def record(self, effect: ev.RecordLoad | ev.RecordAvoided | ev.RecordCrash) -> None:
+        """Record a weight load, one that was avoided, or an end that nobody had asked for."""
+        match effect:
+            case ev.RecordLoad():
+                await self._load(effect)
+            case ev.RecordAvoided():
+                await self._avoided(effect)
+            case ev.RecordCrash():
+                await self._crash(effect)
+
+    async def _load(self, effect: ev.RecordLoad) -> None:
+        by = {ev.LoadCause.WAKE: "a request", ev.LoadCause.ADOPT: DAEMON}.get(
+            effect.cause, self._by
+        )
+        spec = effect.spec
         line = ledger.LoadLine(
             at=datetime.now(UTC),
             generation=effect.generation,
             cause=effect.cause,
-            by=self._by,
+            by=by,
             loaded=effect.loaded,
             load_s=effect.load_s,
-            model=self._spec.model,
-            model_bytes=await asyncio.to_thread(_size, self._spec.model),
-            n_ctx=self._spec.n_ctx,
-            n_seq=self._spec.n_seq,
+            model=spec.model,
+            model_bytes=await asyncio.to_thread(_size, spec.model),
+            n_ctx=spec.n_ctx,
+            n_seq=spec.n_seq,
+            dropped=effect.dropped,
         )
         if effect.loaded:
-            self.metrics.load_s.observe(effect.load_s)
+            if effect.load_s is not None:
+                self.metrics.load_s.observe(effect.load_s)
+            if effect.cause is ev.LoadCause.WAKE:
+                self.metrics.wakes.inc()
             self.metrics.weight_loads.inc()
             loads = self.totals.weight_loads + 1
             self.totals = self.totals.model_copy(update={"weight_loads": loads})
         await self._append(line)
 
-    async def avoided(self, effect: ev.RecordAvoided) -> None:
-        """Record a load that a reconfigure took the place of."""
+    async def _crash(self, effect: ev.RecordCrash) -> None:
+        if effect.problem.code == Code.ENGINE_WEDGED:
+            self.metrics.wedges.inc()
+        try:
+            self.crash_record = await asyncio.to_thread(self._keep, effect)
+        except OSError as exc:
+            log.error("crash record lost: %s: %s", self._crashes, exc)
+
+    def _keep(self, effect: ev.RecordCrash) -> Path:
+        return crashes.write(self._crashes, crashes.of(effect, _lines(effect.api_key_file)))
+
+    async def _avoided(self, effect: ev.RecordAvoided) -> None:
         receipt = effect.receipt
         self.metrics.loads_avoided.inc()
         avoided = self.totals.loads_avoided + 1
@@ -98,6 +130,16 @@ class Records:
         except OSError as exc:
             self.metrics.ledger_lost.inc()
             log.error("ledger line lost: %s: %s", self._path, exc)
+
+
+def _lines(api_key_file: str | None) -> list[str]:
+    """Return the keys in the file, none when it cannot be read."""
+    if api_key_file is None:
+        return []
+    try:
+        return Path(api_key_file).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def _size(path: str) -> int | None:

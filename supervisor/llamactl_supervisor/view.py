@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from llamactl_supervisor.models import DEFAULT_HOST, EngineState, EngineStatus, Status
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llamactl_supervisor.config import Paths
     from llamactl_supervisor.models import DaemonStatus, Operation, Stranger
     from llamactl_supervisor.snapshot import Snapshot
@@ -25,6 +27,7 @@ def status(
     strangers: tuple[Stranger, ...],
     weight_loads: int,
     loads_avoided: int,
+    crash_record: Path | None,
 ) -> Status:
     """Return the status; `now` is on the monotonic clock."""
     retry_in_s = None
@@ -46,6 +49,8 @@ def status(
         strangers=strangers,
         weight_loads=weight_loads,
         loads_avoided=loads_avoided,
+        crash_record=None if crash_record is None else str(crash_record),
+        dropped_override=snapshot.dropped,
     )
 
 
@@ -64,4 +69,5 @@ def _engine(snapshot: Snapshot, paths: Paths) -> EngineStatus | None:
         geometry=snapshot.facts.geometry,
         n_weight_loads=snapshot.facts.n_weight_loads,
         last_reconfigure=snapshot.facts.last_reconfigure,
+        is_sleeping=snapshot.facts.work.is_sleeping,
     )
