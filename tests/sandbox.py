@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import psutil
@@ -112,9 +112,11 @@ class Sandbox:
         self.client.wait_operation(operation, timeout_s=WITHIN_S)
         return self.engine_pid()
 
-    def say(self, **fields: object) -> None:
-        """Have the fake engine say this of itself from now on."""
-        httpx.post(f"http://127.0.0.1:{self.port}/fake", json=fields).raise_for_status()
+    def say(self, **fields: object) -> dict[str, Any]:
+        """Have the fake engine say this of itself from now on; return all that it says."""
+        answer = httpx.post(f"http://127.0.0.1:{self.port}/fake", json=fields).raise_for_status()
+        said: dict[str, Any] = answer.json()
+        return said
 
     def engine_pid(self) -> int:
         """Return the pid of the engine that runs."""

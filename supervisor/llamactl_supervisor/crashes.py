@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 KEPT = 10
 """The newest records; older ones are removed."""
 
-_SECRETS = re.compile(r"(?i)\b((?:bearer|api[-_]key|hf[-_]token|-hft)\"?[\s:=]+\"?)[^\s\",]+")
+_SECRETS = re.compile(
+    r"""(?i)((?:\bbearer|\bapi[-_]key|\bhf[-_]token|(?<!\w)-hft)["']?[\s:=]+["']?)[^\s"',]+"""
+)
 
 
 class CrashRecord(Wire):

@@ -192,7 +192,7 @@ def _while_running(snapshot: Snapshot, event: RunningFact, now: float) -> Step:
             wedged = replace(snapshot, waiting=(), problem=event.problem)
             after, effects = stop(wedged, After.REPLACE, now)
             return after, (*failed, *effects)
-        case ev.Reconfigured():
+        case ev.Reconfigured() if snapshot.loads_recorded:
             return _reconfigured(snapshot, event, now)
         case ev.ReconfigureFailed() if snapshot.state is EngineState.RECONFIGURING:
             failed = tuple(ev.Fail(name, event.problem) for name in snapshot.waiting)

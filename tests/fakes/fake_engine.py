@@ -22,7 +22,8 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-older             be of a build whose /props has no compute_progress
 
 A test says the rest while it runs: POST /fake {"n_ubatches": 7, "is_working": true, ...} sets what
-/props says; "mute": true leaves every question for properties without an answer.
+/props says; "mute": true leaves every question for properties without an answer, "slow_s": S
+has a reconfigure take S seconds; "n_asked" counts them.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Engine:
             "n_ubatches": 1,
             "is_working": flags.fake_wedged or flags.fake_spin,
             "mute": False,
+            "slow_s": 0.0,
+            "n_asked": 0,
         }
         self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
         self.last_reconfigure: dict[str, Any] | None = None
@@ -334,6 +337,8 @@ class Handler(BaseHTTPRequestHandler):
         elif how == "die":
             os._exit(9)
         else:
+            self.engine.said["n_asked"] += 1
+            time.sleep(self.engine.said["slow_s"])
             receipt = self.engine.reconfigure(change)
             if how == "silent":
                 self.close_connection = True
