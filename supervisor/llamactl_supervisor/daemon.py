@@ -134,15 +134,15 @@ class Daemon:
         return event
 
     async def _step(self, event: ev.Event) -> None:
-        """Reduce one event; save what must outlive us before anything is done about it."""
+        """Reduce one event; save what must outlive us before anything is done or told about it."""
         before = self._snapshot
-        self._snapshot, effects = reduce(before, event, time.monotonic())
-        await self._save()
+        after, effects = reduce(before, event, time.monotonic())
+        await self._save(after)
+        self._snapshot = after
         for effect in effects:
             self._perform(effect)
         if isinstance(event, ev.Command) and (future := self._accepted.pop(event.operation, None)):
             future.set_result(None)
-        after = self._snapshot
         for name in after.waiting:
             self._operations.progress(name, f"the engine is {after.state}")
         if before.state is not after.state:
@@ -153,8 +153,8 @@ class Daemon:
                 *(after.generation, after.crashes),
             )
 
-    async def _save(self) -> None:
-        snapshot, process, name = self._snapshot, self._snapshot.process, None
+    async def _save(self, snapshot: Snapshot) -> None:
+        process, name = snapshot.process, None
         if snapshot.state not in IDLE:
             spawned = instance_id(snapshot.seed, snapshot.generation)
             name = spawned if process is None else process.instance_id

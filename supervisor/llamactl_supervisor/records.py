@@ -15,6 +15,8 @@ from llamactl_supervisor.metrics import Metrics
 from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from llamactl_supervisor.config import Paths
     from llamactl_supervisor.models import OperationResult
     from llamactl_supervisor.snapshot import Snapshot
@@ -60,23 +62,42 @@ class Records:
         elif kind is OperationKind.RECONFIGURE:
             self.metrics.reconfigures.labels("failed").inc()
 
-    async def record(self, effect: ev.RecordLoad | ev.RecordAvoided | ev.RecordCrash) -> None:
-        """Record a weight load, one that was avoided, or an end that nobody had asked for."""
+    def record(
+        self, effect: ev.RecordLoad | ev.RecordAvoided | ev.RecordCrash
+    ) -> Coroutine[None, None, None]:
+        """Count a weight load, one that was avoided, or an end that nobody had asked for.
+
+        It counts at once; what is returned writes it down.
+        """
         match effect:
             case ev.RecordLoad():
-                await self._load(effect)
+                if effect.loaded:
+                    self._count_load(effect)
+                return self._load(effect, datetime.now(UTC))
             case ev.RecordAvoided():
-                await self._avoided(effect)
+                self.metrics.loads_avoided.inc()
+                avoided = self.totals.loads_avoided + 1
+                self.totals = self.totals.model_copy(update={"loads_avoided": avoided})
+                return self._avoided(effect, datetime.now(UTC))
             case ev.RecordCrash():
-                await self._crash(effect)
+                if effect.problem.code == Code.ENGINE_WEDGED:
+                    self.metrics.wedges.inc()
+                return self._crash(effect)
 
-    async def _load(self, effect: ev.RecordLoad) -> None:
-        by = {ev.LoadCause.WAKE: "a request", ev.LoadCause.ADOPT: DAEMON}.get(
-            effect.cause, self._by
-        )
-        spec = effect.spec
+    def _count_load(self, effect: ev.RecordLoad) -> None:
+        if effect.load_s is not None:
+            self.metrics.load_s.observe(effect.load_s)
+        if effect.cause is ev.LoadCause.WAKE:
+            self.metrics.wakes.inc()
+        self.metrics.weight_loads.inc()
+        loads = self.totals.weight_loads + 1
+        self.totals = self.totals.model_copy(update={"weight_loads": loads})
+
+    async def _load(self, effect: ev.RecordLoad, at: datetime) -> None:
+        nobody = {ev.LoadCause.WAKE: "a request", ev.LoadCause.ADOPT: DAEMON}
+        by, spec = nobody.get(effect.cause, self._by), effect.spec
         line = ledger.LoadLine(
-            at=datetime.now(UTC),
+            at=at,
             generation=effect.generation,
             cause=effect.cause,
             by=by,
@@ -88,34 +109,12 @@ class Records:
             n_seq=spec.n_seq,
             dropped=effect.dropped,
         )
-        if effect.loaded:
-            if effect.load_s is not None:
-                self.metrics.load_s.observe(effect.load_s)
-            if effect.cause is ev.LoadCause.WAKE:
-                self.metrics.wakes.inc()
-            self.metrics.weight_loads.inc()
-            loads = self.totals.weight_loads + 1
-            self.totals = self.totals.model_copy(update={"weight_loads": loads})
         await self._append(line)
 
-    async def _crash(self, effect: ev.RecordCrash) -> None:
-        if effect.problem.code == Code.ENGINE_WEDGED:
-            self.metrics.wedges.inc()
-        try:
-            self.crash_record = await asyncio.to_thread(self._keep, effect)
-        except OSError as exc:
-            log.error("crash record lost: %s: %s", self._crashes, exc)
-
-    def _keep(self, effect: ev.RecordCrash) -> Path:
-        return crashes.write(self._crashes, crashes.of(effect, _lines(effect.api_key_file)))
-
-    async def _avoided(self, effect: ev.RecordAvoided) -> None:
+    async def _avoided(self, effect: ev.RecordAvoided, at: datetime) -> None:
         receipt = effect.receipt
-        self.metrics.loads_avoided.inc()
-        avoided = self.totals.loads_avoided + 1
-        self.totals = self.totals.model_copy(update={"loads_avoided": avoided})
         line = ledger.AvoidedLine(
-            at=datetime.now(UTC),
+            at=at,
             by=effect.by,
             pause_ms=receipt.pause_ms,
             tokens_held=receipt.tokens_held,
@@ -123,6 +122,15 @@ class Records:
             geometry=receipt.geometry,
         )
         await self._append(line)
+
+    async def _crash(self, effect: ev.RecordCrash) -> None:
+        try:
+            self.crash_record = await asyncio.to_thread(self._keep, effect)
+        except OSError as exc:
+            log.error("crash record lost: %s: %s", self._crashes, exc)
+
+    def _keep(self, effect: ev.RecordCrash) -> Path:
+        return crashes.write(self._crashes, crashes.of(effect, _lines(effect.api_key_file)))
 
     async def _append(self, line: ledger.LoadLine | ledger.AvoidedLine) -> None:
         try:
