@@ -235,6 +235,46 @@ def test_a_prefill_of_a_minute_is_not_taken_for_a_wedge(live: Live) -> None:
         assert len(counts) > 2
 
 
+def test_a_sleep_is_left_alone_and_a_wake_is_a_load_in_the_ledger(live: Live) -> None:
+    """Looking at it neither wakes the engine nor keeps it awake."""
+    pid = live.up_real("--sleep-idle-seconds", "1")
+    asleep = lambda: (engine := live.client.status().engine) and engine.is_sleeping  # noqa: E731
+    for n_loads in (2, 3):
+        until(asleep)
+        slept = time.monotonic() + 2 * IDLE_S
+        until(lambda: time.monotonic() > slept)  # noqa: B023 - used at once
+        assert asleep()
+        assert live.client.status().weight_loads == n_loads - 1
+        live.complete(prompt=STORY, n_predict=1)
+        until(lambda: live.client.status().weight_loads == n_loads)  # noqa: B023
+    assert (live.engine_pid(), live.client.status().crashes) == (pid, 0)
+    until(lambda: live.causes() == ["up", "wake", "wake"])
+
+
+def test_a_change_is_counted_once_whoever_made_it(live: Live) -> None:
+    """The engine's account of a change grows after its answer: that is no other change."""
+    live.up_real()
+    _ended(live, lambda: live.client.reconfigure(n_ctx=16384, n_seq=4))
+    engine = live.client.status().engine
+    assert engine is not None
+    ours = engine.last_reconfigure
+    transport = httpx.HTTPTransport(uds=engine.socket)
+    with httpx.Client(transport=transport, timeout=PATIENCE_S) as client:
+        answer = client.post("http://engine/reconfigure", json={"n_ctx": 8192, "n_seq": 2})
+    receipt = answer.raise_for_status().json()
+    until(lambda: (override := live.client.status().override) and override.by == "engine socket")
+    seen = time.monotonic() + IDLE_S
+    until(lambda: time.monotonic() > seen)
+    status = live.client.status()
+    assert status.engine is not None
+    assert status.engine.last_reconfigure is not None
+    assert status.engine.last_reconfigure != ours
+    assert status.engine.last_reconfigure.pause_ms == receipt["pause_ms"]
+    assert status.override is not None
+    assert (status.override.n_ctx, status.loads_avoided) == (8192, 2)
+    assert live.causes() == ["up", "avoided", "avoided"]
+
+
 def test_many_ends_leave_no_zombie_and_no_open_file(live: Live) -> None:
     """Stopped, restarted and killed in turn: every engine's holder goes with it."""
     live.up_real()

@@ -221,6 +221,7 @@ class Effects:
             # The answer is lost, the change may not be: the engine's own record settles it.
             after = await self._settle(client)
             if after is None or after.last_reconfigure in (None, before.last_reconfigure):
+                exc.hint = "the engine may still make the change; `llamactl status` will tell"
                 raise
             return after.last_reconfigure
 
