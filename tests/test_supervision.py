@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -361,22 +362,32 @@ def test_the_evidence_of_a_wedge_is_found_by_the_next_daemon_too(box: Sandbox) -
     assert (crash_record(box)["pid"], crash_record(box)["cause"]) == (pid, "adopt")
 
 
-def test_two_daemons_and_a_hand_started_engine_never_touch_each_other(box: Sandbox) -> None:
-    other = Sandbox(stop_term_s=1)
-    with contextlib.closing(other):
-        pids = []
-        for each in (box, other):
-            each.start()
-            pids.append(each.up())
-        assert [each.engine_pid() for each in (box, other)] == pids
-        by_hand = process.identify(pids[1])
-        assert by_hand is not None
-        kill(other)
-        box.client.wait_operation(box.client.restart(), timeout_s=WITHIN_S)
+@pytest.mark.parametrize("field", ["engine_start_ticks", "boot_id"])
+def test_a_pid_that_somebody_else_has_by_now_is_neither_used_nor_signalled(
+    box: Sandbox, field: str
+) -> None:
+    """The record of the dead engine names a living process: same pid, another start or boot."""
+    box.start()
+    pid = box.up()
+    (path,) = box.paths.runtime.glob("engine-*/holder.json")
+    record = json.loads(path.read_text())
+    kill(box)
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        me = process.identify(stranger.pid)
+        assert me is not None
+        record |= {"engine_pid": me.pid, "engine_start_ticks": me.start_ticks}
+        record[field] = "another" if field == "boot_id" else me.start_ticks - 1
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not box.processes())
+        path.write_text(json.dumps(record))
+        box.start()
+        box.until_state(EngineState.READY)
+        assert box.engine_pid() not in {pid, stranger.pid}
+        assert box.client.status().strangers == ()
         box.client.wait_down(timeout_s=WITHIN_S)
-        assert box.leftovers() == []
-        assert process.alive(by_hand)
-        assert box.client.paths.runtime != other.client.paths.runtime
+        assert stranger.poll() is None
+        stranger.kill()
+    assert box.leftovers() == []
 
 
 # --- idle ----------------------------------------------------------------------------------------

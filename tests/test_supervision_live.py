@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 from cli_home import COMMAND
-from live_engine import PATIENT_THREADS
+from live_engine import PATIENT_THREADS, live_engine
 from llamactl_supervisor.errors import LlamactlError
 from llamactl_supervisor.models import EngineRequest, EngineState, UpRequest
 from sandbox import Sandbox, until
@@ -238,7 +238,11 @@ def test_a_prefill_of_a_minute_is_not_taken_for_a_wedge(live: Live) -> None:
 def test_a_sleep_is_left_alone_and_a_wake_is_a_load_in_the_ledger(live: Live) -> None:
     """Looking at it neither wakes the engine nor keeps it awake."""
     pid = live.up_real("--sleep-idle-seconds", "1")
-    asleep = lambda: (engine := live.client.status().engine) and engine.is_sleeping  # noqa: E731
+
+    def asleep() -> bool:
+        engine = live.client.status().engine
+        return engine is not None and engine.is_sleeping is True
+
     for n_loads in (2, 3):
         until(asleep)
         slept = time.monotonic() + 2 * IDLE_S
@@ -273,6 +277,32 @@ def test_a_change_is_counted_once_whoever_made_it(live: Live) -> None:
     assert status.override is not None
     assert (status.override.n_ctx, status.loads_avoided) == (8192, 2)
     assert live.causes() == ["up", "avoided", "avoided"]
+
+
+def test_two_daemons_and_an_engine_started_by_hand_never_touch_each_other(
+    live: Live, engine_path: Path, model_path: Path
+) -> None:
+    """Stops, crashes and adoptions here leave what runs there as it is."""
+    with (
+        contextlib.closing(Live(engine_path, model_path)) as other,
+        live_engine(engine_path, model_path) as by_hand,
+    ):
+        other.start()
+        pid, others = live.up_real(), other.up_real()
+        os.kill(pid, signal.SIGKILL)
+        live.until_generation(2)
+        live.kill_daemon()
+        live.start()
+        live.until_generation(2)
+        _ended(live, live.client.restart)
+        assert live.client.status().strangers == ()
+        live.client.wait_down(timeout_s=PATIENCE_S)
+        assert live.leftovers() == []
+        status = other.client.status()
+        assert (other.engine_pid(), status.crashes, status.strangers) == (others, 0, ())
+        assert by_hand.process.poll() is None
+        assert other.complete(prompt=STORY, n_predict=1)["tokens_predicted"] == 1
+        assert by_hand.ask("/completion", prompt=STORY, n_predict=1).status == 200
 
 
 def test_many_ends_leave_no_zombie_and_no_open_file(live: Live) -> None:

@@ -104,7 +104,6 @@ def spawn(snapshot: Snapshot, cause: ev.LoadCause, now: float) -> Step:
         process=None,
         facts=ev.EngineFacts(),
         loads_recorded=0,
-        after=After.REST,
         deadline=now + snapshot.settings.ready_stall_s,
         cause=cause,
         load_began=now,
