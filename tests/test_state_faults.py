@@ -93,6 +93,33 @@ def test_a_stop_of_a_wedged_engine_is_a_stop() -> None:
     assert [type(effect) for effect in effects] == [ev.Finish], "asked for: no crash"
 
 
+# --- loads ---------------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_did_not_run_itself_gives_up_no_load() -> None:
+    """The deadline passed while nobody looked: the engine has all its time again."""
+    starting = STATES["starting"]
+    later, effects = play(starting, ev.Tick(), now=NOW + 3600)
+    assert (later.state, later.deadline, effects) == (EngineState.STARTING, NOW + 3660, ())
+    _, effects = play(later, ev.Tick(), now=NOW + 3660)
+    assert effects == (ev.Signal(process(1), ev.Ladder.TERM),)
+
+
+def test_an_adopted_engine_that_served_before_must_answer_soon() -> None:
+    """One that was still loading when its daemon died may take as long as a load."""
+    for loads_recorded, patience_s in ((1, SETTINGS.wedge_idle_s), (0, SETTINGS.ready_stall_s)):
+        wanted = replace(STATES["wanted"], loads_recorded=loads_recorded)
+        adopted, _ = play(wanted, ev.Found(process(1)))
+        assert adopted.deadline == NOW + patience_s
+        adopted, _ = play(adopted, ev.Moved(1), now=NOW + 1)
+        assert adopted.deadline == NOW + 1 + patience_s
+        stopping, effects = play(adopted, ev.Tick(), now=NOW + 1 + patience_s)
+        assert effects == (ev.Signal(process(1), ev.Ladder.TERM),)
+        assert stopping.problem is not None
+        assert f"for {patience_s:g} s" in stopping.problem.message
+        assert play(stopping, ev.Exited(1, RECORD, 0.5))[0].state is EngineState.CRASHED
+
+
 # --- crashes -------------------------------------------------------------------------------------
 
 

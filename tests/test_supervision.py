@@ -362,6 +362,31 @@ def test_the_evidence_of_a_wedge_is_found_by_the_next_daemon_too(box: Sandbox) -
     assert (crash_record(box)["pid"], crash_record(box)["cause"]) == (pid, "adopt")
 
 
+def test_an_adopted_engine_that_is_stopped_is_found_as_soon(box: Sandbox) -> None:
+    box.start()
+    pid = box.up()
+    kill(box)
+    os.kill(pid, signal.SIGSTOP)
+    box.start()
+    until_generation(box, 2)
+    assert not psutil.pid_exists(pid)
+    assert crash_record(box)["code"] == "start_stalled"
+
+
+def test_a_load_is_not_given_up_by_a_daemon_that_was_stopped_itself() -> None:
+    box = Sandbox(ready_stall_s=0.5, stop_term_s=1)
+    with contextlib.closing(box):
+        daemon = psutil.Process(box.start().pid)
+        loading = box.client.up(box.request("--fake-load-s", "8"))
+        until(lambda: box.client.status().engine)
+        daemon.suspend()
+        left = time.monotonic() + 6.5
+        until(lambda: time.monotonic() > left)
+        daemon.resume()
+        box.client.wait_operation(loading, timeout_s=WITHIN_S)
+        assert box.client.status().generation == 1
+
+
 @pytest.mark.parametrize("field", ["engine_start_ticks", "boot_id"])
 def test_a_pid_that_somebody_else_has_by_now_is_neither_used_nor_signalled(
     box: Sandbox, field: str

@@ -122,13 +122,13 @@ class Daemon:
             log.info("ended")
 
     async def _next(self) -> ev.Event:
-        """Return the next event; a deadline that passes is one."""
+        """Return the next event; a deadline that passes is one, after those that came before it."""
         deadline = self._snapshot.deadline
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             event = await asyncio.wait_for(self._queue.get(), left_s)
         except TimeoutError:
-            return ev.Tick()
+            event = ev.Tick() if self._queue.empty() else self._queue.get_nowait()
         if isinstance(event, BaseException):
             raise event
         return event

@@ -123,15 +123,22 @@ def adopt(snapshot: Snapshot, process: EngineProcess, now: float) -> Step:
         snapshot,
         state=EngineState.STARTING,
         process=process,
-        deadline=now + snapshot.settings.ready_stall_s,
         cause=ev.LoadCause.ADOPT,
         load_began=now,
     )
+    found = replace(found, deadline=now + patience_s(found))
     watch = ev.Watch(snapshot.generation, process)
     if snapshot.intent is Intent.UP:
         return found, (watch,)
     kill_at = now + snapshot.settings.stop_term_s
     return replace(found, state=EngineState.STOPPING, after=After.REST, deadline=kill_at), (watch,)
+
+
+def patience_s(snapshot: Snapshot) -> float:
+    """Return how long an engine that starts may do nothing; one that has served answers at once."""
+    settings = snapshot.settings
+    served = snapshot.cause is ev.LoadCause.ADOPT and snapshot.loads_recorded > 0
+    return settings.wedge_idle_s if served else settings.ready_stall_s
 
 
 def stop(snapshot: Snapshot, after: After, now: float) -> Step:

@@ -37,6 +37,7 @@ from llamactl_supervisor.snapshot import (
     Step,
     adopt,
     died,
+    patience_s,
     rest,
     spawn,
     stop,
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
         Tick,
     )
     from llamactl_supervisor.models import ExitRecord
+
+
+LATE_S = 5.0
+"""A deadline that is noticed so late passed while the daemon did not run."""
 
 
 def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
@@ -114,10 +119,16 @@ def _at_large(snapshot: Snapshot, event: PageEnded | Resume | Found | Tick, now:
 
 
 def _due(snapshot: Snapshot, now: float) -> Step:
-    """The deadline of the present state has passed."""
+    """The deadline of the present state has passed.
+
+    A load is not given up by a daemon that was stopped itself: who did not look has seen nothing.
+    """
+    late_s = 0.0 if snapshot.deadline is None else now - snapshot.deadline
     match snapshot.state:
+        case EngineState.STARTING if late_s > LATE_S:
+            return replace(snapshot, deadline=now + patience_s(snapshot)), ()
         case EngineState.STARTING:
-            stall_s = snapshot.settings.ready_stall_s
+            stall_s = patience_s(snapshot)
             problem = Problem(
                 code=Code.START_STALLED,
                 message=f"the engine neither became healthy nor wrote anything for {stall_s:g} s",
@@ -147,7 +158,7 @@ def _while_starting(snapshot: Snapshot, event: StartingFact, now: float) -> Step
         case ev.SpawnFailed() if snapshot.process is None:
             return _gone(snapshot, event.problem, event.jitter, now)
         case ev.Moved() if starting:
-            return replace(snapshot, deadline=now + snapshot.settings.ready_stall_s), ()
+            return replace(snapshot, deadline=now + patience_s(snapshot)), ()
         case ev.Healthy() if starting and snapshot.process is not None:
             return _ready(snapshot, event, snapshot.process, now)
         case ev.HolderLost() if snapshot.process is not None:
