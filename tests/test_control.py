@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from llamactl_supervisor.errors import error
 from llamactl_supervisor.models import (
     DaemonStatus,
     EngineState,
+    Ledger,
     OperationKind,
     Page,
     Pages,
@@ -22,6 +24,7 @@ from llamactl_supervisor.models import (
     Slots,
     SlotState,
     Status,
+    Totals,
 )
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.snapshot import Snapshot
@@ -48,6 +51,7 @@ class FakeDaemon:
         self.commands: list[Command] = []
         self.state = EngineState.STOPPED
         self.refusal: Exception | None = None
+        self.asked: tuple[datetime | None, int] | None = None
 
     async def submit(
         self, kind: OperationKind, by: str, command: Callable[[str], Command]
@@ -86,6 +90,10 @@ class FakeDaemon:
         if self.refusal is not None:
             raise self.refusal
         return Slots(slots=(SlotState.model_validate(SLOT),))
+
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        self.asked = (since, limit)
+        return Ledger(lines=(), totals=Totals())
 
     def metrics(self) -> bytes:
         return b"llamactl_weight_loads_total 1.0\n"
@@ -215,6 +223,9 @@ def test_a_bad_body_is_named(
         ("GET", "/v1/operations/none?wait_s=soon", 400, "invalid_request"),
         ("GET", "/v1/operations/none?wait_s=3600", 400, "invalid_request"),
         ("GET", "/v1/logs?lines=-1", 400, "invalid_request"),
+        ("GET", "/v1/ledger?since=yesterday", 400, "invalid_request"),
+        ("GET", "/v1/ledger?since=2026-01-01T00:00:00", 400, "invalid_request"),
+        ("GET", "/v1/ledger?limit=10001", 400, "invalid_request"),
         ("DELETE", "/v1/up", 405, "invalid_request"),
         ("GET", "/v1/pages/drop", 405, "invalid_request"),
         ("POST", "/v1/pages/drop", 400, "invalid_request"),
@@ -255,6 +266,13 @@ def test_a_refusal_and_a_bug_have_it_too(daemon: FakeDaemon) -> None:
     answer = call(daemon, "POST", "/v1/stop")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert "hunter2" not in answer.text
+
+
+def test_the_ledger_is_asked_for_by_time_and_number(daemon: FakeDaemon) -> None:
+    answer = call(daemon, "GET", "/v1/ledger?since=2026-01-01T00:00:00Z&limit=3")
+    totals = {"weight_loads": 0, "loads_avoided": 0}
+    assert answer.json() == {"lines": [], "totals": totals}
+    assert daemon.asked == (datetime(2026, 1, 1, tzinfo=UTC), 3)
 
 
 def test_probes(daemon: FakeDaemon) -> None:

@@ -25,6 +25,7 @@ from llamactl_supervisor.config import Paths, make_private_dir
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    Ledger,
     Operation,
     OperationState,
     PageDropRequest,
@@ -42,6 +43,7 @@ from llamactl_supervisor.models import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+    from datetime import datetime
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
@@ -175,6 +177,16 @@ class ControlClient:
     def slots(self) -> Slots:
         """Return the engine's slots; a sleeping engine is woken and loads its weights."""
         return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
+
+    def ledger(self, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
+        """Return the ledger's newest `limit` lines from `since` (with a time zone) on.
+
+        The newest is last; without a limit they are as many as the daemon gives at most. The
+        totals are over the whole ledger.
+        """
+        given = {"since": None if since is None else since.isoformat(), "limit": limit}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        return self._call(Ledger, "GET", f"/v1/ledger?{query}")
 
     def _page(self, verb: str, request: PageDropRequest | PageFileRequest) -> Operation:
         return self._call(Operation, "POST", f"/v1/pages/{verb}", body=request.model_dump())

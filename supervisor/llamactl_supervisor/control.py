@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import AwareDatetime  # noqa: TC002 - fastapi reads the annotations at run time
 from starlette.exceptions import HTTPException
 
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.errors import Code, LlamactlError, http_status
 from llamactl_supervisor.fields import validation_error
 from llamactl_supervisor.models import (
+    Ledger,
     Operation,
     OperationKind,
     PageDropRequest,
@@ -30,11 +32,13 @@ from llamactl_supervisor.snapshot import SERVING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from datetime import datetime
 
     from llamactl_supervisor.events import Command
 
 WAIT_S_MAX = 60.0
 LOG_LINES_MAX = 100_000
+LEDGER_LINES_MAX = 10_000
 PROBLEM_TYPE = "application/problem+json"
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Problem, "description": "Declined; `code` says why"},
@@ -61,6 +65,9 @@ class Supervisor(Protocol):
 
     async def slots(self) -> Slots:
         """Return the engine's slots, or raise why it cannot be asked."""
+
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        """Return the newest lines of the ledger, or raise why it cannot be read."""
 
     def metrics(self) -> bytes:
         """Return the metrics text."""
@@ -195,6 +202,14 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
     ) -> Operation:
         """One operation, at its end or after `wait_s` seconds."""
         return await daemon.wait(operation_id, wait_s)
+
+    @app.get("/v1/ledger", responses=_PROBLEMS)
+    async def ledger(
+        since: AwareDatetime | None = None,
+        limit: Annotated[int, Query(ge=0, le=LEDGER_LINES_MAX)] = LEDGER_LINES_MAX,
+    ) -> Ledger:
+        """Weight loads and loads avoided since then, the newest last; the sums are over all."""
+        return await daemon.ledger(since, limit)
 
     @app.get("/v1/logs", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def logs(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import listener, logs, store, view
+from llamactl_supervisor import ledger, listener, logs, store, view
 from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.engine import EngineClient
-    from llamactl_supervisor.models import Operation, Pages, Slots, Status
+    from llamactl_supervisor.models import Ledger, Operation, Pages, Slots, Status
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -269,6 +269,12 @@ class Daemon:
             raise problem.to_error()
         assert process is not None
         return self._effects.client(process)
+
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        """Return the newest lines of the ledger; raises `state_unreadable`."""
+        return await asyncio.to_thread(
+            ledger.read, self._paths.ledger_file, since=since, limit=limit
+        )
 
     def metrics(self) -> bytes:
         """Return the metrics text."""

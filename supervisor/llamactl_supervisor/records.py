@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 from llamactl_supervisor import ledger
 from llamactl_supervisor.launch import live_spec
 from llamactl_supervisor.metrics import Metrics
-from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt
+from llamactl_supervisor.models import (
+    AvoidedLine,
+    EngineState,
+    LoadLine,
+    OperationKind,
+    Problem,
+    Receipt,
+)
 
 if TYPE_CHECKING:
     from llamactl_supervisor import events as ev
-    from llamactl_supervisor.models import EngineRequest, OperationResult
+    from llamactl_supervisor.models import EngineRequest, LedgerLine, OperationResult
     from llamactl_supervisor.snapshot import Snapshot
 
 log = logging.getLogger("llamactl.records")
@@ -27,7 +34,7 @@ class Records:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.metrics = Metrics()
-        self.totals = ledger.totals(path)
+        self.totals = ledger.read(path, limit=0).totals
         self.metrics.weight_loads.inc(self.totals.weight_loads)
         self.metrics.loads_avoided.inc(self.totals.loads_avoided)
         self._spec: EngineRequest | None = None
@@ -57,7 +64,7 @@ class Records:
         """Record a weight load, or one that failed."""
         if self._spec is None:
             return
-        line = ledger.LoadLine(
+        line = LoadLine(
             at=datetime.now(UTC),
             generation=effect.generation,
             cause=effect.cause,
@@ -82,7 +89,7 @@ class Records:
         self.metrics.loads_avoided.inc()
         avoided = self.totals.loads_avoided + 1
         self.totals = self.totals.model_copy(update={"loads_avoided": avoided})
-        line = ledger.AvoidedLine(
+        line = AvoidedLine(
             at=datetime.now(UTC),
             by=effect.by,
             pause_ms=receipt.pause_ms,
@@ -92,7 +99,7 @@ class Records:
         )
         await self._append(line)
 
-    async def _append(self, line: ledger.LoadLine | ledger.AvoidedLine) -> None:
+    async def _append(self, line: LedgerLine) -> None:
         try:
             await asyncio.to_thread(ledger.append, self._path, line)
         except OSError as exc:
