@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 
-from llamactl_cli.app import app
+from llamactl_cli.app import application
 from llamactl_cli.output import JSON_FLAG, Output
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def program(words: list[str], output: Output) -> int:
     """Run the command and return its exit code; every failure is an exception."""
+    app = application(words[0])
     code = app(args=words, prog_name=COMMAND, standalone_mode=False, obj=output)
     if code == ExitCode.INTERRUPTED:
         output.fail(error("interrupted", "interrupted"))
