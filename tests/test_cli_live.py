@@ -145,7 +145,7 @@ def test_status_tells_the_geometry_the_loads_and_the_drift(home: Home) -> None:
     assert changed.rows["usable"].startswith("8192 of the 32768")
     assert changed.rows["weights"] == "loaded once by this engine"
     assert changed.rows["ledger"] == "1 weight load, 1 avoided by reconfiguring"
-    assert changed.rows["last pause"].startswith("79.5 ms (16384 tokens")
+    assert changed.rows["last pause"].startswith("79.5 ms, 16k x 2 -> 128k x 4, 20")
     assert changed.rows["drift"].startswith(
         "n_ctx is 131072, `up` asked for 16384; n_seq is 4, `up` asked for 2 (set live "
     )

@@ -25,7 +25,7 @@ N_SEQ_RANGE = "from 1 to 256"
 SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
-    *("env", "version", "build", "serve", "slots", "pages"),
+    *("env", "version", "build", "serve", "slots", "pages", "ledger", "orphans"),
 )
 
 
@@ -44,6 +44,8 @@ def home() -> Iterator[Home]:
         (("-c", "big"), N_CTX_RANGE),
         (("-c", "1000000000000"), N_CTX_RANGE),
         (("-c", "2097152k"), N_CTX_RANGE),
+        (("-c", "2048m"), N_CTX_RANGE),
+        (("-c", "1g"), N_CTX_RANGE),
         (("-c", "1" * 5000), N_CTX_RANGE),
         (("-c", ""), N_CTX_RANGE),
         (("-c", "4_096"), N_CTX_RANGE),
@@ -85,7 +87,10 @@ def test_a_reconfigure_that_changes_nothing_is_a_usage_error(home: Home) -> None
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", 1), ("4096", 4096), ("128k", 131072), ("16K", 16384), ("2147483647", 2**31 - 1)],
+    [
+        *(("1", 1), ("4096", 4096), ("2147483647", 2**31 - 1)),
+        *(("128k", 131072), ("16K", 16384), ("1m", 2**20), ("2047M", 2047 * 2**20)),
+    ],
 )
 def test_tokens_can_be_written_in_thousands(text: str, value: int) -> None:
     assert options.tokens(text) == value

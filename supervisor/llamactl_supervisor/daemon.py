@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.engine import EngineClient
-    from llamactl_supervisor.models import Ledger, Operation, Pages, Slots, Status
+    from llamactl_supervisor.models import EngineLook, Ledger, Operation, Pages, Slots, Status
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -262,6 +262,10 @@ class Daemon:
     async def slots(self) -> Slots:
         """Return the engine's slots; raises why it cannot be asked."""
         return await self._engine().slots()
+
+    async def look(self) -> EngineLook:
+        """Return what the engine holds; raises why it cannot be asked."""
+        return await self._engine().look()
 
     def _engine(self) -> EngineClient:
         problem, process = not_serving(self._snapshot), self._snapshot.process

@@ -2,66 +2,103 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode
 
-from llamactl_cli import remains, text
+from llamactl_cli import holdings, proc, remains, text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from llamactl_supervisor.models import Receipt, Status
+    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.models import AvoidedLine, EngineLook, Receipt, Status
 
     from llamactl_cli.output import Output
+    from llamactl_cli.proc import Resident
+    from llamactl_cli.remains import Remnant
 
 SERVING = ("ready", "reconfiguring")
 GEOMETRY = ("n_ctx", "n_seq", "kv_unified")
+PATH_COLUMNS = 66
+RECENT_LINES = 100
+"""As many lines of the ledger are looked through for pauses."""
+PAUSES_MAX = 3
 
 
 @dataclass(frozen=True)
 class StatusView:
-    """What the daemon knows; `uptime_s` is the engine's, None without one."""
+    """What the daemon, the engine, the kernel and the ledger say.
+
+    `uptime_s` and `resident` are the engine's; None without one. `look` None: it serves nothing.
+    `rates` are tokens per second by slot, where somebody measured them.
+    """
 
     status: Status
-    uptime_s: float | None
+    uptime_s: float | None = None
+    look: EngineLook | None = None
+    resident: Resident | None = None
+    pauses: tuple[AvoidedLine, ...] = ()
+    rates: Mapping[int, float] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the table."""
-        status, engine = self.status, self.status.engine
+        """Return the table, one screen of 80 columns."""
+        status, engine, look = self.status, self.status.engine, self.look
         spec = None if status.desired is None else status.desired.spec
         geometry = None if engine is None else engine.geometry
         loads = text.count(status.weight_loads, "weight load")
         problem, running = status.problem, status.operation
+        memory = self.memory()
         rows = [
             ("engine", self._engine()),
             ("problem", None if problem is None else problem.message),
             ("last exit", self._last_exit()),
             ("url", None if engine is None else engine.url),
-            ("model", None if spec is None else spec.model),
+            ("model", None if spec is None else text.middle(spec.model, PATH_COLUMNS)),
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", self._drift()),
+            *([] if look is None else holdings.slots(look, self.rates)),
+            ("pages", None if look is None else holdings.pages(look)),
+            *([] if memory is None else holdings.memory_rows(memory)),
             ("weights", self._weights()),
             ("ledger", f"{loads}, {status.loads_avoided} avoided by reconfiguring"),
-            ("last pause", self._last_pause(None if engine is None else engine.last_reconfigure)),
+            *pause_rows(self.pauses),
             ("parked", self._parked(None if engine is None else engine.last_reconfigure)),
             ("doing", None if running is None else f"{running.kind} {running.progress}".strip()),
             ("daemon", f"pid {status.daemon.pid}, version {status.daemon.version}"),
             *(
-                ("stranger", f"pid {found.pid}: cannot be proven ours; not used, not killed")
+                ("stranger", f"pid {found.pid}: cannot be proven ours; see `llamactl orphans`")
                 for found in status.strangers
             ),
         ]
-        return text.table(rows)
+        return text.screen(rows)
 
     def data(self) -> dict[str, Any]:
-        """Return the daemon's own status with the uptime and the drift."""
-        derived = {"uptime_s": self.uptime_s, "drift": self.drift()}
+        """Return the daemon's own status and what was added to it."""
+        look = self.look
+        derived = {
+            "uptime_s": self.uptime_s,
+            "drift": self.drift(),
+            "holds": None if look is None else look.model_dump(mode="json", exclude_unset=True),
+            "memory": self.memory(),
+            "pauses": [line.model_dump(mode="json") for line in self.pauses],
+        }
         return self.status.model_dump(mode="json") | derived
+
+    def memory(self) -> dict[str, Any] | None:
+        """Return the memory ledger; None without an engine."""
+        if self.resident is None:
+            return None
+        engine = self.status.engine
+        receipt = None if engine is None else engine.last_reconfigure
+        committed = {} if receipt is None else receipt.bytes_needed
+        return holdings.memory(self.resident, self.look, committed)
 
     def drift(self) -> dict[str, dict[str, Any]]:
         """Return each field that was set live to something else than `up` had asked for."""
@@ -92,7 +129,7 @@ class StatusView:
         ended = self.status.last_exit
         if ended is None or self.status.engine is not None:
             return None
-        return f"{ended.summary}, {_local(ended.at)}"
+        return f"{ended.summary}, {local(ended.at)}"
 
     def _drift(self) -> str | None:
         override = self.status.override
@@ -102,7 +139,7 @@ class StatusView:
         ]
         if override is None or not changed:
             return None
-        return f"{'; '.join(changed)} (set live {_local(override.at)})"
+        return f"{'; '.join(changed)} (set live {local(override.at)})"
 
     def _weights(self) -> str | None:
         engine = self.status.engine
@@ -110,26 +147,61 @@ class StatusView:
             return None
         return f"loaded {text.times(engine.n_weight_loads)} by this engine"
 
-    def _last_pause(self, receipt: Receipt | None) -> str | None:
-        if receipt is None:
-            return None
-        change = f"{text.geometry(receipt.previous)} -> {text.geometry(receipt.geometry)}"
-        return f"{receipt.pause_ms:.1f} ms ({change})"
-
     def _parked(self, receipt: Receipt | None) -> str | None:
-        """Say what the last change left parked: more is not known without asking the engine."""
-        if receipt is None or not receipt.parked:
+        """Say what the last change left parked, where the engine could not be asked."""
+        known = self.look is not None and self.look.slots is not None
+        if known or receipt is None or not receipt.parked:
             return None
         tokens = text.count(sum(parked.tokens_held for parked in receipt.parked), "token")
         states = text.count(len(receipt.parked), "conversation")
         return f"{states}, {tokens}; a reconfigure that has room places them back"
 
 
+@dataclass(frozen=True)
+class RemainsView:
+    """What can be known of engines whose daemon is gone."""
+
+    engines: list[Remnant]
+    saved: Mapping[str, Any]
+    resident: Mapping[int, Resident]
+    pauses: tuple[AvoidedLine, ...]
+
+    def text(self) -> str:
+        """Return the table."""
+        rows: list[tuple[str, str | None]] = []
+        for engine in self.engines:
+            age = "" if engine.age_s is None else f", up {text.seconds(engine.age_s)}"
+            rows.append(("engine", f"runs without a daemon, pid {engine.pid}{age}"))
+            model = self._model(engine)
+            rows.append(("model", None if model is None else text.middle(model, PATH_COLUMNS)))
+            if parts := self._memory(engine):
+                rows += holdings.memory_rows(parts)
+        return text.screen([*rows, *pause_rows(self.pauses)])
+
+    def data(self) -> dict[str, Any]:
+        """Return the same."""
+        engines = [
+            {"pid": engine.pid, "instance_id": engine.instance_id, "uptime_s": engine.age_s}
+            | {"adoptable": engine.adoptable, "model": self._model(engine)}
+            | {"memory": self._memory(engine)}
+            for engine in self.engines
+        ]
+        pauses = [line.model_dump(mode="json") for line in self.pauses]
+        return {"daemon": None, "engines": engines, "pauses": pauses}
+
+    def _model(self, engine: Remnant) -> str | None:
+        return model_of(self.saved) if engine.adoptable else None
+
+    def _memory(self, engine: Remnant) -> dict[str, Any] | None:
+        found = self.resident.get(engine.pid)
+        return None if found is None else holdings.memory(found, None, {})
+
+
 def status(ctx: typer.Context) -> None:
-    """Show engine, geometry, weight loads and daemon.
+    """Show engine, slots, pages, memory, weight loads and daemon.
 
     Exit 0: the engine serves; 3: it does not (stopped, starting, crashed); 4: there is no
-    daemon.
+    daemon (an engine that outlived it is shown). A sleeping engine sleeps on.
     """
     from llamactl_supervisor.client import ControlClient
 
@@ -138,24 +210,67 @@ def status(ctx: typer.Context) -> None:
         try:
             found = client.status()
         except DaemonUnreachableError as exc:
-            if pids := remains.engine_pids(client.paths):
-                exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
-                exc.details["engine_pids"] = pids
+            _remains(client.paths, output, exc)
             raise
-    uptime_s = None if found.engine is None else _uptime_s(found.engine.pid)
-    output.emit(StatusView(found, uptime_s))
+        output.emit(view_of(client, found))
     if found.state not in SERVING:
         raise typer.Exit(ExitCode.NOT_RUNNING)
 
 
-def _uptime_s(pid: int) -> float | None:
-    import psutil
+def view_of(client: ControlClient, found: Status) -> StatusView:
+    """Return the view of a status, with what only the engine, the kernel and the ledger know."""
+    from llamactl_supervisor.errors import LlamactlError
 
+    look = None
+    if found.state in SERVING:
+        with contextlib.suppress(LlamactlError):  # it may end while we ask
+            look = client.look()
+    pauses = _pauses(client.paths)
+    if found.engine is None:
+        return StatusView(found, look=look, pauses=pauses)
+    pid = found.engine.pid
+    model = None if found.desired is None else found.desired.spec.model
+    return StatusView(found, proc.age_s(pid), look, proc.resident(pid, model), pauses)
+
+
+def pause_rows(pauses: Sequence[AvoidedLine]) -> Iterator[tuple[str, str]]:
+    """Yield a row for each of the last pauses, the newest first."""
+    for number, line in enumerate(reversed(pauses)):
+        before, after = text.shape(line.previous), text.shape(line.geometry)
+        spent = f"{line.pause_ms:.1f} ms, {before} -> {after}, {local(line.at)}"
+        yield "" if number else "last pause", spent
+
+
+def local(at: datetime) -> str:
+    """Return the time here."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def model_of(saved: Mapping[str, Any]) -> str | None:
+    """Return the model that a saved state asks for."""
     try:
-        return round(time.time() - psutil.Process(pid).create_time(), 1)
-    except psutil.Error:
+        return str(saved["desired"]["spec"]["model"])
+    except (KeyError, TypeError):
         return None
 
 
-def _local(at: datetime) -> str:
-    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
+    """Show the engines that outlived the daemon; name them in its error too."""
+    engines = [found for found in remains.recorded(paths) if found.role == "engine"]
+    if not engines:
+        return
+    pids = [found.pid for found in engines]
+    exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
+    exc.details["engine_pids"] = pids
+    saved = remains.saved(paths)
+    read = ((pid, proc.resident(pid, model_of(saved))) for pid in pids)
+    resident = {pid: found for pid, found in read if found is not None}
+    output.emit(RemainsView(engines, saved, resident, _pauses(paths)))
+
+
+def _pauses(paths: Paths) -> tuple[AvoidedLine, ...]:
+    from llamactl_supervisor.client import recent_lines
+    from llamactl_supervisor.models import AvoidedLine
+
+    lines = recent_lines(paths, RECENT_LINES)
+    return tuple(line for line in lines if isinstance(line, AvoidedLine))[-PAUSES_MAX:]
