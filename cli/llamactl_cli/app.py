@@ -21,6 +21,7 @@ COMMANDS = {
     "up": "up",
     "down": "down",
     "status": "status",
+    "top": "top",
     "ledger": "ledger",
     "reconfigure": "reconfigure",
     "slots": "slots",
