@@ -425,10 +425,10 @@ def test_version_says_when_command_and_daemon_differ(
     same = running.run("version")
     assert (same.code, same.err) == (0, "")
     assert same.rows["llamactl"] == same.rows["daemon"]
-    monkeypatch.setattr(version_command, "_own", lambda: "9.9")
+    monkeypatch.setattr(versions, "own", lambda: "9.9")
     other = running.run("version")
     assert other.code == 0
     assert f"the daemon is version {same.rows['daemon']}, this command 9.9" in other.err
     engine.chmod(0o700)
-    assert version_command._engine_version(str(engine)) == "11312 (0c1e570)"
-    assert version_command._engine_version(str(running.model)) is None
+    assert versions.of_engine(str(engine)) == "11312 (0c1e570)"
+    assert versions.of_engine(str(running.model)) is None
