@@ -177,8 +177,8 @@ class Daemon:
                 waiting = self._snapshot.waiting
                 self._records.spawned(effect, self._by(waiting[0]) if waiting else "daemon")
                 self._start(self._effects.spawn(effect, self._unsaved))
-            case ev.Watch() if self._snapshot.desired is not None:
-                self._start(self._effects.watch(effect, self._snapshot.desired.spec))
+            case ev.Watch():
+                self._start(self._effects.watch(effect))
             case ev.Signal():
                 self._effects.signal(effect)
             case ev.SendReconfigure():
