@@ -31,7 +31,7 @@ from llamactl_supervisor.models import (
 from llamactl_supervisor.snapshot import SERVING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from datetime import datetime
 
     from llamactl_supervisor.events import Command
@@ -84,6 +84,15 @@ def create_app(daemon: Supervisor, version: str) -> FastAPI:
     _pages(app, daemon)
     _page_files(app, daemon)
     _reads(app, daemon)
+    _probes(app, daemon)
+    return app
+
+
+def create_probes(daemon: Supervisor) -> FastAPI:
+    """Return what a listener without a token serves: three reads without anybody's data."""
+    app = FastAPI(openapi_url=None)
+    _errors(app)
+    _probes(app, daemon)
     return app
 
 
@@ -219,6 +228,8 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
         text = daemon.log_lines(lines, follow=follow)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
+
+def _probes(app: FastAPI, daemon: Supervisor) -> None:
     @app.get("/livez", response_class=PlainTextResponse)
     async def livez() -> str:
         """The daemon's loop turns."""
@@ -239,7 +250,7 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(LlamactlError)
     async def ours(_: Request, exc: LlamactlError) -> JSONResponse:
-        return _problem(Problem.of(exc), http_status(exc))
+        return problem_response(exc)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
@@ -256,6 +267,13 @@ def _errors(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path}: {type(exc).__name__} in the daemon"
         problem = Problem(code=Code.INTERNAL, message=message, hint="see the daemon's log")
         return _problem(problem, 500)
+
+
+def problem_response(exc: LlamactlError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the answer that reports `exc`."""
+    answer = _problem(Problem.of(exc), http_status(exc))
+    answer.headers.update(headers or {})
+    return answer
 
 
 def _problem(problem: Problem, status: int) -> JSONResponse:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import ledger, listener, logs, store, view
+from llamactl_supervisor import ledger, logs, store, view
+from llamactl_supervisor.api_settings import ApiSettings
 from llamactl_supervisor.commands import not_serving
-from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.launch import instance_id
+from llamactl_supervisor.listeners import Listeners
 from llamactl_supervisor.models import DaemonStatus, OperationKind
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
@@ -37,8 +38,11 @@ log = logging.getLogger("llamactl.daemon")
 class Daemon:
     """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
 
-    def __init__(self, paths: Paths, settings: Settings, version: str) -> None:
+    def __init__(
+        self, paths: Paths, settings: Settings, version: str, api: ApiSettings | None = None
+    ) -> None:
         self._paths, self._settings, self._version = paths, settings, version
+        self._api = ApiSettings() if api is None else api
         self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._operations = Operations()
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -61,17 +65,22 @@ class Daemon:
         """Serve until the end. `resume`: load the engine that the saved intent asks for.
 
         An engine that still runs is adopted in any case. Raises `daemon_running`,
-        `state_unreadable`, `insecure_directory`.
+        `state_unreadable`, `insecure_directory`, and what `Listeners` raises.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
         try:
+            self._load()
+            listeners = Listeners(
+                *(self, self._version, self._paths.control_socket),
+                *(self._api, self._settings.close_s),
+            )
             await self._take_over(resume=resume)
-            await self._serve()
+            await self._serve(listeners)
         finally:
             os.close(lock)
 
-    async def _take_over(self, *, resume: bool) -> None:
+    def _load(self) -> None:
         self._saved, aside = store.load(self._paths.state_file)
         if aside is not None:
             log.error("state file made no sense; set aside as %s, starting afresh", aside)
@@ -83,6 +92,8 @@ class Daemon:
             desired=self._saved.desired,
             override=self._saved.override,
         )
+
+    async def _take_over(self, *, resume: bool) -> None:
         found = self._effects.find(self._saved)
         if found is not None:
             log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
@@ -90,10 +101,8 @@ class Daemon:
         elif resume:
             await self._step(ev.Resume())
 
-    async def _serve(self) -> None:
-        control = listener.bind(self._paths.control_socket)
-        server = listener.Server(create_app(self, self._version), self._settings.close_s)
-        serving = asyncio.create_task(server.serve(sockets=[control]))
+    async def _serve(self, listeners: Listeners) -> None:
+        listeners.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
@@ -104,11 +113,10 @@ class Daemon:
             await self._operations.told(self._settings.close_s)
         finally:
             self._ending.set()
-            self._paths.control_socket.unlink(missing_ok=True)
+            listeners.vanish()
             for future in self._accepted.values():
                 future.set_exception(error(Code.SHUTTING_DOWN, "the daemon is shutting down"))
-            server.should_exit = True
-            await serving
+            await listeners.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
