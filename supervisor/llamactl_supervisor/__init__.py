@@ -3,10 +3,10 @@
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
     0 pure: errors fields models config api_settings backoff launch plan events snapshot commands
-    0 pure as well: state view
+    0 pure as well: state view engine_metrics
     1 one thing each: process ports store instances keys ledger logs metrics operations engine
     1 one socket each: listener tokens client
-    2 hands: effects records control
+    2 hands: effects records scrape control
     3 the door for strangers: guard
     4 every door: listeners
     5 the loop: daemon

@@ -22,6 +22,7 @@ from llamactl_supervisor.listeners import Listeners
 from llamactl_supervisor.models import DaemonStatus, OperationKind
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
+from llamactl_supervisor.scrape import Scrape
 from llamactl_supervisor.snapshot import IDLE, Snapshot
 from llamactl_supervisor.state import reduce
 
@@ -50,6 +51,7 @@ class Daemon:
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
         self._records = Records(paths.ledger_file)
+        self._scrape = Scrape(self._records.metrics)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
@@ -147,7 +149,7 @@ class Daemon:
         for name in after.waiting:
             self._operations.progress(name, f"the engine is {after.state}")
         if before.state is not after.state:
-            self._records.state(before.state, after)
+            self._records.state(before, after)
             log.info(
                 "state=%s from=%s event=%s generation=%d crashes=%d",
                 *(after.state, before.state, type(event).__name__),
@@ -284,10 +286,17 @@ class Daemon:
             ledger.read, self._paths.ledger_file, since=since, limit=limit
         )
 
-    def metrics(self) -> bytes:
-        """Return the metrics text."""
-        return self._records.metrics.text()
+    async def metrics(self) -> bytes:
+        """Return the metrics text, the engine's part included if it answers."""
+        try:
+            engine = self._engine()
+        except LlamactlError:
+            engine = None
+        return await self._scrape.text(self._snapshot, engine)
 
-    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+    def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
         """Yield the engine's log; a follower ends with the daemon."""
-        return logs.read(self._paths.engine_log, count, follow=follow, until=self._ending)
+        path, until = self._paths.engine_log, self._ending
+        return logs.read(path, count, follow=follow, since=since, until=until)
