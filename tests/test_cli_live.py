@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_home import COMMAND, Home, fresh_home
-from llamactl_cli.commands import version as version_command
+from llamactl_cli import versions
 from llamactl_supervisor.client import ControlClient
 from llamactl_supervisor.errors import LlamactlError
 

@@ -100,11 +100,13 @@ class FakeDaemon:
         self.asked = (since, limit)
         return Ledger(lines=(), totals=Totals())
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         return b"llamactl_weight_loads_total 1.0\n"
 
-    async def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
-        yield f"{count} {follow}\n".encode()
+    async def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
+        yield f"{count} {follow} {since}\n".encode()
 
 
 @pytest.fixture
@@ -231,6 +233,7 @@ def test_a_bad_body_is_named(
         ("GET", "/v1/ledger?since=yesterday", 400, "invalid_request"),
         ("GET", "/v1/ledger?since=2026-01-01T00:00:00", 400, "invalid_request"),
         ("GET", "/v1/ledger?limit=10001", 400, "invalid_request"),
+        ("GET", "/v1/logs?since=0001-01-01T00:00:00%2B14:00", 400, "invalid_request"),
         ("DELETE", "/v1/up", 405, "invalid_request"),
         ("GET", "/v1/pages/drop", 405, "invalid_request"),
         ("POST", "/v1/pages/drop", 400, "invalid_request"),
@@ -287,7 +290,9 @@ def test_probes(daemon: FakeDaemon) -> None:
         ready = state in {EngineState.READY, EngineState.RECONFIGURING}
         assert call(daemon, "GET", "/readyz").status_code == (200 if ready else 503)
     assert "llamactl_weight_loads_total" in call(daemon, "GET", "/metrics").text
-    assert call(daemon, "GET", "/v1/logs?lines=7&follow=true").text == "7 True\n"
+    assert call(daemon, "GET", "/v1/logs?lines=7&follow=true").text == "7 True None\n"
+    text = call(daemon, "GET", "/v1/logs?since=2026-01-01T00:00:00%2B02:00").text
+    assert text == "200 False 2025-12-31 22:00:00+00:00\n"
 
 
 def test_the_description_knows_only_our_errors(daemon: FakeDaemon) -> None:

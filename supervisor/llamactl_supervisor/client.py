@@ -245,13 +245,18 @@ class ControlClient:
         finally:
             os.close(daemon_fd)
 
-    def logs(self, *, lines: int = 200, follow: bool = False) -> Generator[str, None, None]:
+    def logs(
+        self, *, lines: int = 200, follow: bool = False, since: datetime | None = None
+    ) -> Generator[str, None, None]:
         """Yield the engine's last log lines, without line ends; `follow` yields new ones for ever.
 
+        `since`, with a time zone, leaves older ones out.
         A line is `<UTC time> <stdout|stderr> <what the engine wrote>`.
         """
-        query = urlencode({"lines": lines, "follow": str(follow).lower()})
-        path = f"/v1/logs?{query}"
+        asked = {"lines": lines, "follow": str(follow).lower()}
+        if since is not None:
+            asked["since"] = since.isoformat()
+        path = f"/v1/logs?{urlencode(asked)}"
         with closing(self._connect(None if follow else ANSWER_S)) as connection:
             answer = self._ask(connection, "GET", path)
             try:

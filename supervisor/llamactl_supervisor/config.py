@@ -7,7 +7,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -136,17 +136,29 @@ class Settings(BaseModel):
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
         """Return the settings for `env`; a value that makes no sense is an `INVALID_REQUEST`."""
-        env = os.environ if env is None else env
-        names = {name: ENV_PREFIX + name.upper() for name in cls.model_fields}
-        given = {name: env[key] for name, key in names.items() if env.get(key)}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            key = names[str(first["loc"][0])]
-            raise error(
-                Code.INVALID_REQUEST, f"{key}={env[key]!r}: {first['msg']}", hint=f"unset {key}"
-            ) from None
+        return from_env(cls, ENV_PREFIX, env)
+
+
+_Settings = TypeVar("_Settings", bound=BaseModel)
+
+
+def from_env(
+    shape: type[_Settings], prefix: str, env: Mapping[str, str] | None = None
+) -> _Settings:
+    """Return the settings that `env` gives as `prefix` + NAME; see `Settings.from_env`."""
+    env = os.environ if env is None else env
+    names = {name: prefix + name.upper() for name in shape.model_fields}
+    given = {name: env[key] for name, key in names.items() if env.get(key)}
+    try:
+        return shape.model_validate(given)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        if not first["loc"]:
+            raise error(Code.INVALID_REQUEST, f"{prefix}*: {first['msg']}") from None
+        key = names[str(first["loc"][0])]
+        raise error(
+            Code.INVALID_REQUEST, f"{key}={env[key]!r}: {first['msg']}", hint=f"unset {key}"
+        ) from None
 
 
 def make_private_dir(directory: Path) -> None:

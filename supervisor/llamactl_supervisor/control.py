@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from pydantic import AwareDatetime  # noqa: TC002 - fastapi reads the annotations at run time
+from pydantic import AfterValidator, AwareDatetime
 from starlette.exceptions import HTTPException
 
 from llamactl_supervisor import events as ev
@@ -32,19 +33,30 @@ from llamactl_supervisor.models import (
 from llamactl_supervisor.snapshot import SERVING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from llamactl_supervisor.events import Command
 
 WAIT_S_MAX = 60.0
 LOG_LINES_MAX = 100_000
 LEDGER_LINES_MAX = 10_000
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PROBLEM_TYPE = "application/problem+json"
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Problem, "description": "Declined; `code` says why"},
     "5XX": {"model": Problem, "description": "Went wrong; `code` says how"},
 }
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is before the year 1 or after the year 9999 in UTC") from None
+
+
+Since = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time with its zone, taken to UTC."""
 
 
 class Supervisor(Protocol):
@@ -73,10 +85,12 @@ class Supervisor(Protocol):
     async def ledger(self, since: datetime | None, limit: int) -> Ledger:
         """Return the newest lines of the ledger, or raise why it cannot be read."""
 
-    def metrics(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Return the metrics text."""
 
-    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+    def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
         """Yield the engine's log."""
 
 
@@ -88,6 +102,15 @@ def create_app(daemon: Supervisor, version: str) -> FastAPI:
     _pages(app, daemon)
     _page_files(app, daemon)
     _reads(app, daemon)
+    _probes(app, daemon)
+    return app
+
+
+def create_probes(daemon: Supervisor) -> FastAPI:
+    """Return what a listener without a token serves: three reads without anybody's data."""
+    app = FastAPI(openapi_url=None)
+    _errors(app)
+    _probes(app, daemon)
     return app
 
 
@@ -214,7 +237,7 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
 
     @app.get("/v1/ledger", responses=_PROBLEMS)
     async def ledger(
-        since: AwareDatetime | None = None,
+        since: Since | None = None,
         limit: Annotated[int, Query(ge=0, le=LEDGER_LINES_MAX)] = LEDGER_LINES_MAX,
     ) -> Ledger:
         """Weight loads and loads avoided since then, the newest last; the sums are over all."""
@@ -222,12 +245,16 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
 
     @app.get("/v1/logs", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def logs(
-        lines: Annotated[int, Query(ge=0, le=LOG_LINES_MAX)] = 200, follow: bool = False
+        lines: Annotated[int, Query(ge=0, le=LOG_LINES_MAX)] = 200,
+        follow: bool = False,
+        since: Since | None = None,
     ) -> StreamingResponse:
         """The engine's last lines: UTC time, stream, text. `follow` goes on with new ones."""
-        text = daemon.log_lines(lines, follow=follow)
+        text = daemon.log_lines(lines, follow=follow, since=since)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
+
+def _probes(app: FastAPI, daemon: Supervisor) -> None:
     @app.get("/livez", response_class=PlainTextResponse)
     async def livez() -> str:
         """The daemon's loop turns."""
@@ -241,14 +268,14 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Prometheus metrics of the daemon."""
-        return Response(daemon.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Prometheus metrics of the daemon and, if it answers in time, of the engine."""
+        return Response(await daemon.metrics(), media_type=EXPOSITION_TYPE)
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(LlamactlError)
     async def ours(_: Request, exc: LlamactlError) -> JSONResponse:
-        return _problem(Problem.of(exc), http_status(exc))
+        return problem_response(exc)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
@@ -265,6 +292,13 @@ def _errors(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path}: {type(exc).__name__} in the daemon"
         problem = Problem(code=Code.INTERNAL, message=message, hint="see the daemon's log")
         return _problem(problem, 500)
+
+
+def problem_response(exc: LlamactlError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the answer that reports `exc`."""
+    answer = _problem(Problem.of(exc), http_status(exc))
+    answer.headers.update(headers or {})
+    return answer
 
 
 def _problem(problem: Problem, status: int) -> JSONResponse:

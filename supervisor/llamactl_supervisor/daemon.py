@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import ledger, listener, logs, store, view
+from llamactl_supervisor import ledger, logs, store, view
+from llamactl_supervisor.api_settings import ApiSettings
 from llamactl_supervisor.commands import not_serving
-from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.launch import instance_id
+from llamactl_supervisor.listeners import Listeners
 from llamactl_supervisor.models import DaemonStatus, OperationKind
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
+from llamactl_supervisor.scrape import Scrape
 from llamactl_supervisor.snapshot import IDLE, Snapshot
 from llamactl_supervisor.state import reduce
 
@@ -37,8 +39,11 @@ log = logging.getLogger("llamactl.daemon")
 class Daemon:
     """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
 
-    def __init__(self, paths: Paths, settings: Settings, version: str) -> None:
+    def __init__(
+        self, paths: Paths, settings: Settings, version: str, api: ApiSettings | None = None
+    ) -> None:
         self._paths, self._settings, self._version = paths, settings, version
+        self._api = ApiSettings() if api is None else api
         self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._operations = Operations()
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -46,6 +51,7 @@ class Daemon:
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
         self._records = Records(paths.ledger_file)
+        self._scrape = Scrape(self._records.metrics)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
@@ -61,17 +67,22 @@ class Daemon:
         """Serve until the end. `resume`: load the engine that the saved intent asks for.
 
         An engine that still runs is adopted in any case. Raises `daemon_running`,
-        `state_unreadable`, `insecure_directory`.
+        `state_unreadable`, `insecure_directory`, and what `Listeners` raises.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
         try:
+            self._load()
+            listeners = Listeners(
+                *(self, self._version, self._paths.control_socket),
+                *(self._api, self._settings.close_s),
+            )
             await self._take_over(resume=resume)
-            await self._serve()
+            await self._serve(listeners)
         finally:
             os.close(lock)
 
-    async def _take_over(self, *, resume: bool) -> None:
+    def _load(self) -> None:
         self._saved, aside = store.load(self._paths.state_file)
         if aside is not None:
             log.error("state file made no sense; set aside as %s, starting afresh", aside)
@@ -83,6 +94,8 @@ class Daemon:
             desired=self._saved.desired,
             override=self._saved.override,
         )
+
+    async def _take_over(self, *, resume: bool) -> None:
         found = self._effects.find(self._saved)
         if found is not None:
             log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
@@ -90,10 +103,8 @@ class Daemon:
         elif resume:
             await self._step(ev.Resume())
 
-    async def _serve(self) -> None:
-        control = listener.bind(self._paths.control_socket)
-        server = listener.Server(create_app(self, self._version), self._settings.close_s)
-        serving = asyncio.create_task(server.serve(sockets=[control]))
+    async def _serve(self, listeners: Listeners) -> None:
+        listeners.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
@@ -104,11 +115,10 @@ class Daemon:
             await self._operations.told(self._settings.close_s)
         finally:
             self._ending.set()
-            self._paths.control_socket.unlink(missing_ok=True)
+            listeners.vanish()
             for future in self._accepted.values():
                 future.set_exception(error(Code.SHUTTING_DOWN, "the daemon is shutting down"))
-            server.should_exit = True
-            await serving
+            await listeners.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -139,7 +149,7 @@ class Daemon:
         for name in after.waiting:
             self._operations.progress(name, f"the engine is {after.state}")
         if before.state is not after.state:
-            self._records.state(before.state, after)
+            self._records.state(before, after)
             log.info(
                 "state=%s from=%s event=%s generation=%d crashes=%d",
                 *(after.state, before.state, type(event).__name__),
@@ -177,8 +187,8 @@ class Daemon:
                 waiting = self._snapshot.waiting
                 self._records.spawned(effect, self._by(waiting[0]) if waiting else "daemon")
                 self._start(self._effects.spawn(effect, self._unsaved))
-            case ev.Watch() if self._snapshot.desired is not None:
-                self._start(self._effects.watch(effect, self._snapshot.desired.spec))
+            case ev.Watch():
+                self._start(self._effects.watch(effect))
             case ev.Signal():
                 self._effects.signal(effect)
             case ev.SendReconfigure():
@@ -280,10 +290,17 @@ class Daemon:
             ledger.read, self._paths.ledger_file, since=since, limit=limit
         )
 
-    def metrics(self) -> bytes:
-        """Return the metrics text."""
-        return self._records.metrics.text()
+    async def metrics(self) -> bytes:
+        """Return the metrics text, the engine's part included if it answers."""
+        try:
+            engine = self._engine()
+        except LlamactlError:
+            engine = None
+        return await self._scrape.text(self._snapshot, engine)
 
-    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+    def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
         """Yield the engine's log; a follower ends with the daemon."""
-        return logs.read(self._paths.engine_log, count, follow=follow, until=self._ending)
+        path, until = self._paths.engine_log, self._ending
+        return logs.read(path, count, follow=follow, since=since, until=until)

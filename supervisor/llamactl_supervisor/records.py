@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor import ledger
+from llamactl_supervisor.events import LoadCause
 from llamactl_supervisor.launch import live_spec
 from llamactl_supervisor.metrics import Metrics
 from llamactl_supervisor.models import (
@@ -44,15 +45,21 @@ class Records:
         """Remember what is being loaded and for whom, until the load has ended."""
         self._spec, self._by = live_spec(effect.request.spec, effect.override), by
 
-    def state(self, before: EngineState, after: Snapshot) -> None:
+    def state(self, before: Snapshot, after: Snapshot) -> None:
         """Count a change of state."""
         self.metrics.state(after.state)
         ended = after.state in {EngineState.CRASHED, EngineState.FAILED}
-        if ended and before is not EngineState.CRASHED:
+        if ended and before.state is not EngineState.CRASHED:
             self.metrics.crashes.inc()
+        if after.state is EngineState.STARTING and after.cause is LoadCause.CRASH:
+            self.metrics.retries.inc()
+        if after.last_exit is not None and after.last_exit is not before.last_exit:
+            self.metrics.log_dropped.inc(after.last_exit.dropped_bytes)
 
     def ended(self, kind: OperationKind, outcome: OperationResult | Problem) -> None:
         """Count the end of an operation."""
+        failed = isinstance(outcome, Problem)
+        self.metrics.operations.labels(kind.value, "failed" if failed else "succeeded").inc()
         if isinstance(outcome, Receipt):
             self.metrics.reconfigures.labels(outcome.outcome).inc()
             if outcome.outcome == "applied":
