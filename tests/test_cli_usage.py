@@ -25,7 +25,8 @@ N_SEQ_RANGE = "from 1 to 256"
 SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
-    *("env", "version", "build", "serve", "slots", "pages", "ledger", "orphans"),
+    *("env", "version", "build", "serve", "slots", "pages", "ledger"),
+    *("orphans", "top", "doctor"),
 )
 
 

@@ -31,6 +31,7 @@ COMMANDS = {
     "restart": "lifecycle",
     "wait": "wait",
     "orphans": "orphans",
+    "doctor": "doctor",
     "env": "env",
     "version": "version",
     "build": "build",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 MACHINE = "the machine"
 
@@ -17,7 +18,9 @@ class Bound:
     free_bytes: int
 
 
-def bounds(pid: int | None = None, *, proc: Path = Path("/proc"), root: Path = CGROUPS) -> list[Bound]:
+def bounds(
+    pid: int | None = None, *, proc: Path = Path("/proc"), root: Path = CGROUPS
+) -> list[Bound]:
     """Return the machine's bound and that of each cgroup above `pid` (None: this process).
 
     A cgroup's page cache can be taken back: it counts as free. Mapped weights are page cache too,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,28 @@ def age_s(pid: int) -> float | None:
         return None
     up_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
     return round(max(0.0, up_s - ticks / os.sysconf("SC_CLK_TCK")), 1)
+
+
+def began_at(pid: int) -> float | None:
+    """Return when it began, in seconds since the epoch: by the clock as it is now."""
+    age = age_s(pid)
+    return None if age is None else time.time() - age
+
+
+def mapped_files(pid: int, suffix: str) -> set[tuple[int, int]]:
+    """Return device and inode of every file mapped that has this ending, deleted ones too."""
+    found = set()
+    try:
+        with Path(f"/proc/{pid}/maps").open("rb") as lines:
+            for line in lines:
+                fields = line.split(None, 5)
+                name = fields[5].strip().removesuffix(DELETED) if len(fields) > 5 else b""
+                if name.endswith(os.fsencode(suffix)) and name.startswith(b"/"):
+                    major, _, minor = fields[3].partition(b":")
+                    found.add((os.makedev(int(major, 16), int(minor, 16)), int(fields[4])))
+    except OSError:
+        return set()
+    return found
 
 
 def command_line(pid: int) -> list[str]:

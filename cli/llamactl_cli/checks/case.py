@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llamactl_supervisor.errors import LlamactlError
 
@@ -11,17 +11,17 @@ from llamactl_cli import remains
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
-    from llamactl_supervisor.models import Status
+    from llamactl_supervisor.models import EngineRequest, Status, UpRequest
 
 
 @dataclass(frozen=True)
 class Case:
-    """`status` None: no daemon answers, and `silence` says how."""
+    """`status` None: no daemon answers, and `silence` says how. `request` is what was asked for."""
 
     paths: Paths
     status: Status | None
     silence: str
-    saved: dict[str, Any]
+    request: UpRequest | None
 
     @classmethod
     def of(cls, paths: Paths) -> Case:
@@ -30,24 +30,20 @@ class Case:
 
         with ControlClient(paths) as client:
             try:
-                status, silence = client.status(), ""
+                status = client.status()
             except LlamactlError as exc:
-                status, silence = None, exc.message
-        return cls(paths, status, silence, remains.saved(paths))
+                return cls(paths, None, exc.message, _saved(paths))
+        return cls(paths, status, "", status.desired)
 
     @property
-    def request(self) -> dict[str, Any]:
-        """What was last asked for: `spec` and `engine_path`; empty where nothing was."""
-        if self.status is not None and self.status.desired is not None:
-            return self.status.desired.model_dump(mode="json")
-        desired = self.saved.get("desired")
-        return desired if isinstance(desired, dict) else {}
+    def spec(self) -> EngineRequest | None:
+        """The engine that was last asked for."""
+        return None if self.request is None else self.request.spec
 
     @property
-    def spec(self) -> dict[str, Any]:
-        """The engine that was last asked for; empty where none was."""
-        spec = self.request.get("spec")
-        return spec if isinstance(spec, dict) else {}
+    def model(self) -> str | None:
+        """Its model."""
+        return None if self.spec is None else self.spec.model
 
     @property
     def engine_pid(self) -> int | None:
@@ -55,3 +51,12 @@ class Case:
         if self.status is not None:
             return None if self.status.engine is None else self.status.engine.pid
         return next(iter(remains.engine_pids(self.paths)), None)
+
+
+def _saved(paths: Paths) -> UpRequest | None:
+    from llamactl_supervisor.models import UpRequest
+
+    try:
+        return UpRequest.parse(remains.saved(paths).get("desired") or {})
+    except LlamactlError:
+        return None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llamactl_cli.checks import Finding
     from llamactl_cli.checks.case import Case
 
+CPUINFO = Path("/proc/cpuinfo")
 LOCK_OPTIONS = {"--mlock"}
 ENGINE_S = 2.0
 SPARE_BYTES = 256 * 2**20
@@ -34,7 +35,7 @@ def engine(case: Case) -> Iterator[Finding]:
     from llamactl_builder.build import cached_engine
     from llamactl_builder.errors import BuilderError
 
-    given = case.request.get("engine_path")
+    given = None if case.request is None else case.request.engine_path
     try:
         built = cached_engine()
     except BuilderError as exc:
@@ -62,7 +63,7 @@ def processor(_: Case) -> Iterator[Finding]:
     """Whether the processor has what the kernel does not grant."""
     from llamactl_builder.cpu import kernel_grants_amx
 
-    advertised = "amx_tile" in Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
+    advertised = "amx_tile" in CPUINFO.read_text("utf-8", errors="replace")
     if advertised and not kernel_grants_amx():
         note = "AMX is advertised and not granted: our builds leave it out"
         yield ok("processor", f"{note}, another llama-server may die of it")
@@ -72,7 +73,7 @@ def processor(_: Case) -> Iterator[Finding]:
 
 def memory_lock(case: Case) -> Iterator[Finding]:
     """Whether an engine that locks its memory may."""
-    asked = bool(LOCK_OPTIONS & set(case.spec.get("extra_args", ())))
+    asked = bool(LOCK_OPTIONS & set(() if case.spec is None else case.spec.extra_args))
     most, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     free = most == resource.RLIM_INFINITY
     limit = "unlimited" if free else text.size(most)
@@ -95,7 +96,7 @@ def memory(case: Case) -> Iterator[Finding]:
         yield warn("memory", f"{free}; {what} may take {text.size(needed)} more", do)
     else:
         yield ok("memory", f"{free}; {what} may take {text.size(needed)} more")
-    found = None if pid is None else proc.resident(pid, case.spec.get("model"))
+    found = None if pid is None else proc.resident(pid, case.model)
     if found is not None and found.swapped_bytes:
         gone = f"{text.size(found.swapped_bytes)} of the engine are swapped out"
         yield warn("swap", gone, "every token waits for the disk; take a smaller context")
@@ -106,13 +107,12 @@ def memory(case: Case) -> Iterator[Finding]:
 def _needed(case: Case, pid: int | None) -> tuple[int, str]:
     """Return how many bytes are not resident yet and may become so, and of what."""
     if pid is None:
-        model = case.spec.get("model")
-        path = None if model is None else Path(model)
+        path = None if case.model is None else Path(case.model)
         return (path.stat().st_size, "the weights") if path and path.is_file() else (0, "nothing")
     engine = None if case.status is None else case.status.engine
     receipt = None if engine is None else engine.last_reconfigure
     committed = 0 if receipt is None else sum(receipt.bytes_needed.values())
-    found = proc.resident(pid, case.spec.get("model"))
+    found = proc.resident(pid, case.model)
     held = 0 if found is None else found.anonymous_bytes
     return max(0, committed - held), "full contexts"
 
