@@ -11,6 +11,7 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 
+from llamactl_supervisor import daemon_log
 from llamactl_supervisor.api_settings import ApiSettings
 from llamactl_supervisor.config import Paths, Settings
 from llamactl_supervisor.daemon import Daemon
@@ -59,7 +60,9 @@ def main() -> int:
     try:
         paths = Paths.from_env()
         paths.create()
-        daemon = Daemon(paths, Settings.from_env(), _version(), ApiSettings.from_env())
+        settings = Settings.from_env()
+        daemon_log.rotate(paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
+        daemon = Daemon(paths, settings, _version(), ApiSettings.from_env())
         asyncio.run(daemon.run(resume=not arguments.no_resume))
     except LlamactlError as exc:
         logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)
