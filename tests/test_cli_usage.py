@@ -343,6 +343,25 @@ def test_an_interrupt_is_130_and_no_traceback() -> None:
     assert (waiting.returncode, out, err) == (130, b"", b"llamactl: interrupted\n")
 
 
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"]])
+def test_an_interrupt_while_the_parser_is_imported_is_130_as_well(words: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from llamactl_cli.main import main\n"
+        f"sys.exit(main({words!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "interrupted" in done.stderr
+
+
 @pytest.mark.usefixtures("home")
 def test_help_loads_nothing_heavy() -> None:
     script = (
