@@ -26,7 +26,7 @@ SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
     *("env", "version", "build", "serve", "slots", "pages", "ledger"),
-    *("orphans", "top", "doctor"),
+    *("orphans", "top", "doctor", "completion"),
 )
 
 
@@ -341,6 +341,30 @@ def test_an_interrupt_is_130_and_no_traceback() -> None:
         waiting.send_signal(2)
         out, err = waiting.communicate(timeout=20)
     assert (waiting.returncode, out, err) == (130, b"", b"llamactl: interrupted\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(home: Home, shell: str) -> None:
+    ran = home.run("completion", shell)
+    assert (ran.code, ran.err) == (0, "")
+    assert "_LLAMACTL_COMPLETE" in ran.out
+    assert home.run("completion", "csh").code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "number", "said"),
+    [
+        ("llamactl st", "1", {"status", "start", "stop"}),
+        ("llamactl pages f", "2", {"fsck"}),
+        ("llamactl ledger --si", "2", {"--since"}),
+    ],
+)
+def test_what_a_shell_asks_for_is_completed(typed: str, number: str, said: set[str]) -> None:
+    asks = {"_LLAMACTL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": number}
+    done = subprocess.run(
+        COMMAND, capture_output=True, text=True, env=os.environ | asks, check=True
+    )
+    assert set(done.stdout.split()) == said
 
 
 @pytest.mark.parametrize("words", [["status"], ["status", "--json"]])

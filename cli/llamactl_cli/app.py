@@ -36,6 +36,7 @@ COMMANDS = {
     "version": "version",
     "build": "build",
     "serve": "serve",
+    "completion": "completion",
 }
 """Where each command is, as help lists them."""
 PAGES = {

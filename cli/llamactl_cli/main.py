@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMAND = "llamactl"
+COMPLETE = "_LLAMACTL_COMPLETE"
+"""Set by the script of `llamactl completion` when a shell asks for completions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +44,10 @@ def program(words: list[str], output: Output) -> int:
 
     from llamactl_cli.app import application
 
+    if COMPLETE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
     try:
         app = application(words[0])
         code = app(args=words, prog_name=COMMAND, standalone_mode=False, obj=output)
