@@ -398,3 +398,20 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = set(json.loads(done.stderr))
     heavy = {"httpx", "rich", "fastapi", "psutil", "llamactl_builder", "llamactl_supervisor.config"}
     assert not loaded & heavy
+
+
+@pytest.mark.usefixtures("home")
+def test_status_loads_only_what_it_needs() -> None:
+    script = (
+        "import sys, json; from llamactl_cli.main import main; main(['status']);"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ
+    )
+    loaded = set(json.loads(done.stdout))
+    heavy = {"httpx", "rich", "fastapi", "uvicorn", "psutil", "llamactl_builder"}
+    assert not loaded & heavy
+    assert {name for name in loaded if name.startswith("llamactl_cli.commands.")} == {
+        "llamactl_cli.commands.status"
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from typing import TYPE_CHECKING
@@ -26,7 +27,9 @@ def append(path: Path, line: LedgerLine) -> None:
     try:
         # The new line comes first if the last writer died in the middle of one.
         data = line.model_dump_json().encode() + b"\n"
-        os.write(fd, data if _ends_whole(path) else b"\n" + data)
+        data = data if _ends_whole(path) else b"\n" + data
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(fd)
     finally:
         os.close(fd)
