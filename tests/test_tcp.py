@@ -75,6 +75,18 @@ def test_another_name_is_refused(shared: TcpBox, host: str, status: int) -> None
         assert problem(answer) == (421, "host_refused")
 
 
+def test_who_is_refused_is_told_before_the_body_is_read(shared: TcpBox) -> None:
+    """And the connection does not take the rest of it for the next request."""
+    body = b"GET /v1/status HTTP/1.1\r\n\r\n" * 100_000
+    address = ("127.0.0.1", shared.api_port)
+    with socket.create_connection(address, WITHIN_S) as caller:
+        head = "POST /v1/up HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer no\r\n"
+        caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:1000])
+        answer = caller.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_no_page_of_another_origin_may_read(shared: TcpBox) -> None:
     answer = shared.ask("GET", "/v1/status", headers={"Origin": "http://evil.example"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -96,6 +108,7 @@ def test_a_token_is_followed_when_its_file_changes(box: TcpBox) -> None:
     assert box.ask("GET", "/v1/status", "another-token").status_code == 401
     assert "is open to others: nobody is let in by it" in box.daemon_log()
     assert box.answers(), "the unix socket needs no token"
+    assert f"api listen=127.0.0.1:{box.api_port}" in box.daemon_log()
     assert not [token for token in (ADMIN, READ, "another-token") if token in box.daemon_log()]
 
 
