@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +43,7 @@ def test_lines_of_an_earlier_time_are_left_out(tmp_path: Path) -> None:
     since = datetime.fromisoformat("2026-01-01T12:00:00+02:00")
     assert [line[-1] for line in asyncio.run(collect(path, 10, since))] == ["b", "c"]
     assert [line[-1] for line in asyncio.run(collect(path, 1, since))] == ["c"]
+    assert asyncio.run(collect(path, 10, since + timedelta(days=1))) == []
 
 
 def test_no_log_yet_is_no_line(tmp_path: Path) -> None:

@@ -5,57 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from llamactl_supervisor.listener import CONNECTIONS_MAX
 from llamactl_supervisor.models import EngineState, OperationState, Problem
-from sandbox import WITHIN_S, Sandbox, free_port, until
+from sandbox import WITHIN_S, until
+from tcp_box import ADMIN, READ, TcpBox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REMOTE = {"LLAMACTL_API_LISTEN": "192.0.2.1:9", "LLAMACTL_API_ALLOW_INSECURE_REMOTE": "1"}
-ADMIN, READ = "admin-token-of-a-test", "read-token-of-a-test"
-
-
-class TcpBox(Sandbox):
-    """A sandbox whose daemon listens on TCP, with and without a token."""
-
-    def __init__(self) -> None:
-        super().__init__(stop_term_s=2)
-        self.api_port, self.probes_port = free_port(), free_port()
-        self.token_file, self.read_token_file = self.root / "token", self.root / "read-token"
-        for path, token in ((self.token_file, ADMIN), (self.read_token_file, READ)):
-            path.touch(0o600)
-            path.write_text(f"{token}\n")
-        self.env |= {
-            "LLAMACTL_API_LISTEN": f"127.0.0.1:{self.api_port}",
-            "LLAMACTL_API_PROBES_LISTEN": f"127.0.0.1:{self.probes_port}",
-            "LLAMACTL_API_TOKEN_FILE": str(self.token_file),
-            "LLAMACTL_API_READ_TOKEN_FILE": str(self.read_token_file),
-        }
-
-    def ask(
-        self, method: str, path: str, token: str | None = ADMIN, **request: Any
-    ) -> httpx.Response:
-        """Ask over TCP."""
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        headers |= request.pop("headers", {})
-        url = f"http://127.0.0.1:{self.api_port}{path}"
-        return httpx.request(method, url, headers=headers, timeout=WITHIN_S, **request)
-
-    def probe(self, path: str) -> httpx.Response:
-        """Ask the listener that asks for no token."""
-        return httpx.get(f"http://127.0.0.1:{self.probes_port}{path}", timeout=WITHIN_S)
-
-    def send(self, family: socket.AddressFamily, request: bytes) -> None:
-        """Send a request and hang up as soon as the daemon has it."""
-        with socket.socket(family) as caller:
-            unix = family == socket.AF_UNIX
-            caller.connect(str(self.paths.control_socket) if unix else ("127.0.0.1", self.api_port))
-            caller.sendall(request)
-            until(lambda: self.client.status().operation)
 
 
 @pytest.fixture
@@ -114,6 +76,18 @@ def test_another_name_is_refused(shared: TcpBox, host: str, status: int) -> None
         assert problem(answer) == (421, "host_refused")
 
 
+def test_who_is_refused_is_told_before_the_body_is_read(shared: TcpBox) -> None:
+    """And the connection does not take the rest of it for the next request."""
+    body = b"GET /v1/status HTTP/1.1\r\n\r\n" * 100_000
+    address = ("127.0.0.1", shared.api_port)
+    with socket.create_connection(address, WITHIN_S) as caller:
+        head = "POST /v1/up HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer no\r\n"
+        caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:1000])
+        answer = caller.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_no_page_of_another_origin_may_read(shared: TcpBox) -> None:
     answer = shared.ask("GET", "/v1/status", headers={"Origin": "http://evil.example"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -135,6 +109,7 @@ def test_a_token_is_followed_when_its_file_changes(box: TcpBox) -> None:
     assert box.ask("GET", "/v1/status", "another-token").status_code == 401
     assert "is open to others: nobody is let in by it" in box.daemon_log()
     assert box.answers(), "the unix socket needs no token"
+    assert f"api listen=127.0.0.1:{box.api_port}" in box.daemon_log()
     assert not [token for token in (ADMIN, READ, "another-token") if token in box.daemon_log()]
 
 
@@ -200,12 +175,24 @@ def test_an_operation_outlives_the_caller_that_hangs_up(
 
 
 def test_idle_connections_do_not_use_the_daemon_up(shared: TcpBox) -> None:
+    """Beyond a bound they are dropped; those below it are not."""
     with contextlib.ExitStack() as held:
         address = ("127.0.0.1", shared.api_port)
-        for _ in range(200):
-            held.enter_context(socket.create_connection(address, WITHIN_S))
+        idle = [held.enter_context(socket.create_connection(address, WITHIN_S)) for _ in range(100)]
+        until(lambda: sum(map(_dropped, idle)) >= 100 - CONNECTIONS_MAX)
+        assert not _dropped(idle[0])
         assert shared.answers()
     until(lambda: _answered(shared))
+
+
+def _dropped(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:  # once; then it is at its end
+        return True
 
 
 def _answered(box: TcpBox) -> bool:

@@ -10,6 +10,7 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     2 hands: effects records scrape control
     2 the other end: client
     3 the door for strangers: guard
+    3 what is published: describe
     4 every door: listeners
     5 the loop: daemon
     6 the entry: __main__

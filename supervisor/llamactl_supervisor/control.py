@@ -5,14 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
 from pydantic import AfterValidator, AwareDatetime
 from starlette.exceptions import HTTPException
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor.errors import Code, LlamactlError, http_status
+from llamactl_supervisor.errors import Code, LlamactlError, error, http_status
 from llamactl_supervisor.fields import validation_error
 from llamactl_supervisor.models import (
     EngineLook,
@@ -42,10 +43,29 @@ LOG_LINES_MAX = 100_000
 LEDGER_LINES_MAX = 10_000
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PROBLEM_TYPE = "application/problem+json"
+_PROBLEM = {PROBLEM_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "Declined; `code` says why"},
-    "5XX": {"model": Problem, "description": "Went wrong; `code` says how"},
+    "4XX": {"content": _PROBLEM, "description": "Declined; `code` says why"},
+    "5XX": {"content": _PROBLEM, "description": "Went wrong; `code` says how"},
 }
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The state"}
+}
+_DESCRIPTION = f"""\
+Control of one llama-server. It is on a unix socket for its own user, and over TCP with a bearer
+token where that is asked for. A mutation answers 202 with an operation, which goes on whoever hangs
+up; `GET /v1/operations/{{operation_id}}?wait_s=60` waits for its end.
+
+Every error is a `Problem` (`{PROBLEM_TYPE}`). What went wrong after the 202 is the
+operation's `error`, of the same shape. The codes, with their HTTP status:
+
+"""
+
+
+# It describes the token only: `guard` asks for it, before anything reaches the application.
+_BEARER = HTTPBearer(
+    auto_error=False, scheme_name="token", description="Over TCP; not on the unix socket"
+)
 
 
 def _in_utc(at: datetime) -> datetime:
@@ -96,7 +116,15 @@ class Supervisor(Protocol):
 
 def create_app(daemon: Supervisor, version: str) -> FastAPI:
     """Return the application; `/openapi.json` describes it."""
-    app = FastAPI(title="llamactl", version=version, docs_url=None, redoc_url=None)
+    codes = "\n".join(f"- `{code}` {http_status(error(code, ''))}" for code in Code)
+    app = FastAPI(
+        title="llamactl",
+        version=version,
+        description=_DESCRIPTION + codes,
+        dependencies=[Depends(_BEARER)],
+        docs_url=None,
+        redoc_url=None,
+    )
     _errors(app)
     _mutations(app, daemon)
     _pages(app, daemon)
@@ -255,18 +283,18 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
 
 
 def _probes(app: FastAPI, daemon: Supervisor) -> None:
-    @app.get("/livez", response_class=PlainTextResponse)
+    @app.get("/livez", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def livez() -> str:
         """The daemon's loop turns."""
         return "ok\n"
 
-    @app.get("/readyz", response_class=PlainTextResponse, responses={503: {"content": {}}})
+    @app.get("/readyz", response_class=PlainTextResponse, responses=_PROBLEMS | _NOT_READY)
     async def readyz() -> PlainTextResponse:
         """The engine serves; a reconfigure does not interrupt that."""
         state = daemon.status().state
         return PlainTextResponse(f"{state}\n", status_code=200 if state in SERVING else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def metrics() -> Response:
         """Prometheus metrics of the daemon and, if it answers in time, of the engine."""
         return Response(await daemon.metrics(), media_type=EXPOSITION_TYPE)
@@ -285,7 +313,9 @@ def _errors(app: FastAPI) -> None:
     async def http(request: Request, exc: HTTPException) -> JSONResponse:
         code = Code.NOT_FOUND if exc.status_code == 404 else Code.INVALID_REQUEST
         message = f"{request.method} {request.url.path}: {exc.detail}"
-        return _problem(Problem(code=code, message=message), exc.status_code)
+        answer = _problem(Problem(code=code, message=message), exc.status_code)
+        answer.headers.update(exc.headers or {})
+        return answer
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:

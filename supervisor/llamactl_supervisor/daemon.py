@@ -51,7 +51,7 @@ class Daemon:
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
         self._records = Records(paths.ledger_file)
-        self._scrape = Scrape(self._records.metrics)
+        self._scrape = Scrape(self._records.metrics, lambda: self._snapshot, self._engine)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
@@ -108,7 +108,6 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
-        log.info("control socket=%s pid=%d", self._paths.control_socket, os.getpid())
         try:
             while not self._ending.is_set():
                 await self._step(await self._next())
@@ -292,11 +291,7 @@ class Daemon:
 
     async def metrics(self) -> bytes:
         """Return the metrics text, the engine's part included if it answers."""
-        try:
-            engine = self._engine()
-        except LlamactlError:
-            engine = None
-        return await self._scrape.text(self._snapshot, engine)
+        return await self._scrape.text()
 
     def log_lines(
         self, count: int, *, follow: bool, since: datetime | None

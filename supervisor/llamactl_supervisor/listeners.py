@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from llamactl_supervisor.control import Supervisor
 
 
+log = logging.getLogger("llamactl.listeners")
+
+
 class Listeners:
     """Bound when they are made; they answer from `start` to `close`."""
 
@@ -28,6 +33,7 @@ class Listeners:
         """Bind. Raises `daemon_start_failed`, and `invalid_request` for an unusable token file."""
         app = create_app(daemon, version)
         self._control = control
+        self._addresses = {"api": api.listen, "probes": api.probes_listen}
         self._serving: list[asyncio.Task[None]] = []
         self._servers: list[Server] = []
         with ExitStack() as undo:
@@ -45,6 +51,10 @@ class Listeners:
 
     def start(self) -> None:
         """Answer from now on."""
+        log.info("control socket=%s pid=%d", self._control, os.getpid())
+        for what, address in self._addresses.items():
+            if address is not None:
+                log.info("%s listen=%s", what, address)
         self._serving = [asyncio.create_task(server.run_here()) for server in self._servers]
 
     def vanish(self) -> None:

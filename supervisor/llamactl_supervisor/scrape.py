@@ -17,6 +17,8 @@ from llamactl_supervisor.engine_metrics import MAXIMUM, PREFIX
 from llamactl_supervisor.errors import LlamactlError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client import Metric
     from prometheus_client.samples import Sample
 
@@ -85,24 +87,31 @@ class EngineCounters:
 class Scrape:
     """Asks the engine when we are asked, and never else: its gauges average over two scrapes."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(
+        self,
+        metrics: Metrics,
+        snapshot: Callable[[], Snapshot],
+        engine: Callable[[], EngineClient],
+    ) -> None:
+        """`engine` raises a `LlamactlError` where there is none that serves."""
+        self._metrics, self._snapshot, self._engine = metrics, snapshot, engine
         self._counters = EngineCounters()
         self._turn = asyncio.Lock()
         self._complaint = ""
 
-    async def text(self, snapshot: Snapshot, engine: EngineClient | None) -> bytes:
+    async def text(self) -> bytes:
         """Return our metrics and, if it answers in time, the engine's. Wakes nothing."""
-        families = []
-        self._metrics.scrape_ok.set(0)
-        if engine is not None:
-            async with self._turn:  # no answer may overtake an older one
-                families = await self._ask(engine)
-        self._show(snapshot)
+        async with self._turn:  # no answer may overtake an older one
+            families = await self._ask()
+        self._show(self._snapshot())
         self._metrics.scrape_ok.set(bool(families))
         return self._metrics.text() + generate_latest(Families(families))
 
-    async def _ask(self, engine: EngineClient) -> list[Metric]:
+    async def _ask(self) -> list[Metric]:
+        try:
+            engine = self._engine()
+        except LlamactlError:
+            return []
         try:
             exposition = await engine.metrics()
             families = self._counters.families(engine.process.instance_id, exposition)
