@@ -47,7 +47,7 @@ ENGINE_READ_S = 120.0
 class Wire(BaseModel):
     """Base of our own shapes: frozen, unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Self:
@@ -61,7 +61,7 @@ class Wire(BaseModel):
 class EngineDocument(BaseModel):
     """Base of what llama-server says: frozen, unknown keys are kept and passed on."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class EngineState(StrEnum):
