@@ -12,7 +12,7 @@
     versions   what this command, and an engine, says that it is
     waiting    following an operation of the daemon to its end
     session    what a logout takes away
-    remains    what a daemon that is gone left behind
+    remains    what a daemon that is gone left behind; remains_view what status shows of it
     provide    the engine and the model, built or fetched where they are missing
     checks/    what `doctor` looks at
     commands/  parse, one client call, emit a view

@@ -1,4 +1,7 @@
-"""What an engine holds, as rows of a table: slots with a bar of their window, pages, memory."""
+"""What an engine holds, as rows of a table: slots with a bar of their window, pages, memory.
+
+And what changing it took: the last pauses.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from llamactl_cli import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from llamactl_supervisor.models import EngineLook, SlotState
+    from llamactl_supervisor.models import AvoidedLine, EngineLook, SlotState
 
     from llamactl_cli.proc import Resident
 
@@ -85,6 +88,14 @@ def memory_rows(parts: Mapping[str, Any]) -> Rows:
     if grown:
         sums.append(f"full contexts take {text.size(grown)}")
     yield "", f"{text.size(parts['resident_bytes']):>10}  {', '.join(sums)}"
+
+
+def pauses(lines: Sequence[AvoidedLine]) -> Rows:
+    """Yield a row for each of the last pauses, the newest first."""
+    for number, line in enumerate(reversed(lines)):
+        before, after = text.shape(line.previous), text.shape(line.geometry)
+        spent = f"{line.pause_ms:.1f} ms, {before} -> {after}, {text.local(line.at)}"
+        yield "" if number else "last pause", spent
 
 
 def _slot(slot: SlotState, rate: float | None) -> str:

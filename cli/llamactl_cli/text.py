@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from llamactl_supervisor.models import Geometry, LoadLine
 
 COLUMN_GAP = "  "
 SCREEN_COLUMNS = 80
+PATH_COLUMNS = 66
+"""What a screen has left for a path beside its name."""
 PHASE_MS_MIN = 0.05
 
 
@@ -79,6 +82,11 @@ def size(n_bytes: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{n_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def local(at: datetime) -> str:
+    """Return the moment in local time."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def seconds(value_s: float) -> str:

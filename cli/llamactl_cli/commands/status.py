@@ -10,10 +10,10 @@ import typer
 from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode
 
 from llamactl_cli import holdings, proc, remains, text
+from llamactl_cli.remains_view import RemainsView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Mapping
 
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.config import Paths
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
     from llamactl_cli.output import Output
     from llamactl_cli.proc import Resident
-    from llamactl_cli.remains import Remnant
 
 SERVING = ("ready", "reconfiguring")
 GEOMETRY = ("n_ctx", "n_seq", "kv_unified")
-PATH_COLUMNS = 66
 RECENT_LINES = 100
 """As many lines of the ledger are looked through for pauses."""
 PAUSES_MAX = 3
@@ -59,7 +57,7 @@ class StatusView:
             ("problem", None if problem is None else problem.message),
             ("last exit", self._last_exit()),
             ("url", None if engine is None else engine.url),
-            ("model", None if spec is None else text.middle(spec.model, PATH_COLUMNS)),
+            ("model", None if spec is None else text.middle(spec.model, text.PATH_COLUMNS)),
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", self._drift()),
@@ -68,7 +66,7 @@ class StatusView:
             *([] if memory is None else holdings.memory_rows(memory)),
             ("weights", self._weights()),
             ("ledger", f"{loads}, {status.loads_avoided} avoided by reconfiguring"),
-            *pause_rows(self.pauses),
+            *holdings.pauses(self.pauses),
             ("parked", self._parked(None if engine is None else engine.last_reconfigure)),
             ("doing", None if running is None else f"{running.kind} {running.progress}".strip()),
             ("daemon", f"pid {status.daemon.pid}, version {status.daemon.version}"),
@@ -129,7 +127,7 @@ class StatusView:
         ended = self.status.last_exit
         if ended is None or self.status.engine is not None:
             return None
-        return f"{ended.summary}, {local(ended.at)}"
+        return f"{ended.summary}, {text.local(ended.at)}"
 
     def _drift(self) -> str | None:
         override = self.status.override
@@ -139,7 +137,7 @@ class StatusView:
         ]
         if override is None or not changed:
             return None
-        return f"{'; '.join(changed)} (set live {local(override.at)})"
+        return f"{'; '.join(changed)} (set live {text.local(override.at)})"
 
     def _weights(self) -> str | None:
         engine = self.status.engine
@@ -155,46 +153,6 @@ class StatusView:
         tokens = text.count(sum(parked.tokens_held for parked in receipt.parked), "token")
         states = text.count(len(receipt.parked), "conversation")
         return f"{states}, {tokens}; a reconfigure that has room places them back"
-
-
-@dataclass(frozen=True)
-class RemainsView:
-    """What can be known of engines whose daemon is gone."""
-
-    engines: list[Remnant]
-    saved: Mapping[str, Any]
-    resident: Mapping[int, Resident]
-    pauses: tuple[AvoidedLine, ...]
-
-    def text(self) -> str:
-        """Return the table."""
-        rows: list[tuple[str, str | None]] = []
-        for engine in self.engines:
-            age = "" if engine.age_s is None else f", up {text.seconds(engine.age_s)}"
-            rows.append(("engine", f"runs without a daemon, pid {engine.pid}{age}"))
-            model = self._model(engine)
-            rows.append(("model", None if model is None else text.middle(model, PATH_COLUMNS)))
-            if parts := self._memory(engine):
-                rows += holdings.memory_rows(parts)
-        return text.screen([*rows, *pause_rows(self.pauses)])
-
-    def data(self) -> dict[str, Any]:
-        """Return the same."""
-        engines = [
-            {"pid": engine.pid, "instance_id": engine.instance_id, "uptime_s": engine.age_s}
-            | {"adoptable": engine.adoptable, "model": self._model(engine)}
-            | {"memory": self._memory(engine)}
-            for engine in self.engines
-        ]
-        pauses = [line.model_dump(mode="json") for line in self.pauses]
-        return {"daemon": None, "engines": engines, "pauses": pauses}
-
-    def _model(self, engine: Remnant) -> str | None:
-        return model_of(self.saved) if engine.adoptable else None
-
-    def _memory(self, engine: Remnant) -> dict[str, Any] | None:
-        found = self.resident.get(engine.pid)
-        return None if found is None else holdings.memory(found, None, {})
 
 
 def status(ctx: typer.Context) -> None:
@@ -233,27 +191,6 @@ def view_of(client: ControlClient, found: Status) -> StatusView:
     return StatusView(found, proc.age_s(pid), look, proc.resident(pid, model), pauses)
 
 
-def pause_rows(pauses: Sequence[AvoidedLine]) -> Iterator[tuple[str, str]]:
-    """Yield a row for each of the last pauses, the newest first."""
-    for number, line in enumerate(reversed(pauses)):
-        before, after = text.shape(line.previous), text.shape(line.geometry)
-        spent = f"{line.pause_ms:.1f} ms, {before} -> {after}, {local(line.at)}"
-        yield "" if number else "last pause", spent
-
-
-def local(at: datetime) -> str:
-    """Return the time here."""
-    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def model_of(saved: Mapping[str, Any]) -> str | None:
-    """Return the model that a saved state asks for."""
-    try:
-        return str(saved["desired"]["spec"]["model"])
-    except (KeyError, TypeError):
-        return None
-
-
 def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
     """Show the engines that outlived the daemon; name them in its error too."""
     engines = [found for found in remains.recorded(paths) if found.role == "engine"]
@@ -262,10 +199,7 @@ def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
     pids = [found.pid for found in engines]
     exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
     exc.details["engine_pids"] = pids
-    saved = remains.saved(paths)
-    read = ((pid, proc.resident(pid, model_of(saved))) for pid in pids)
-    resident = {pid: found for pid, found in read if found is not None}
-    output.emit(RemainsView(engines, saved, resident, _pauses(paths)))
+    output.emit(RemainsView.of(engines, remains.saved(paths), _pauses(paths)))
 
 
 def _pauses(paths: Paths) -> tuple[AvoidedLine, ...]:
