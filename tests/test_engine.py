@@ -54,7 +54,10 @@ def ask(
         if bodies is not None:
             size = next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length:"))
             bodies.append(json.loads(await reader.readexactly(int(size.split()[1]))))
-        writer.write(answers[head.split()[1].decode()])
+        answer = answers[head.split()[1].decode()]
+        if not answer:
+            await reader.read()  # silence, until the client hangs up
+        writer.write(answer)
         await writer.drain()
         writer.close()
 
@@ -300,6 +303,7 @@ def test_calls_that_wait_keep_no_other_from_being_sent() -> None:
     asyncio.run(scenario())
 
 
+WITHIN_S = 10.0
 SLOT = {"id": 0, "n_ctx": 8192, "is_processing": True, "n_prompt_tokens": 40}
 FOX = {"name": "fox", "n_tokens": 7, "n_bytes": 7168}
 
@@ -307,7 +311,7 @@ FOX = {"name": "fox", "n_tokens": 7, "n_bytes": 7168}
 def look(**answers: bytes) -> EngineLook:
     paths = {"/props": http(200, PROPS), "/pages": http(200, [FOX])}
     paths |= {f"/{name}": answer for name, answer in answers.items()}
-    return ask(lambda client: client.look(), paths)
+    return ask(lambda client: asyncio.wait_for(client.look(), WITHIN_S), paths)
 
 
 def test_a_look_takes_the_slots_without_their_requests() -> None:
@@ -329,9 +333,10 @@ def test_a_look_wakes_no_sleeping_engine() -> None:
 
 def test_a_look_does_not_wait_for_a_long_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LOOK_S", 0.05)
-    found = look(slots=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[")
+    found = look(slots=b"")
     assert found.slots is None
     assert found.problem is not None
+    assert found.problem.code == "engine_unreachable"
 
 
 @pytest.mark.parametrize(
