@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from llamactl_supervisor.config import Paths, Settings
 from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.paths import Paths
 
 
 def test_each_directory_can_be_chosen() -> None:
@@ -65,16 +65,3 @@ def test_what_is_no_directory_is_named(tmp_path: Path) -> None:
         Paths(tmp_path / "c", tmp_path / "s", tmp_path / "file").create()
     assert caught.value.code == "state_unwritable"
     assert str(tmp_path / "file") in caught.value.message
-
-
-def test_settings_come_from_the_environment() -> None:
-    assert Settings.from_env({"LLAMACTL_STOP_TERM_S": "0.5"}).stop_term_s == 0.5
-    assert Settings.from_env({}).stop_term_s == 5.0
-
-
-@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
-def test_a_setting_that_makes_no_sense_is_named(value: str) -> None:
-    with pytest.raises(LlamactlError) as caught:
-        Settings.from_env({"LLAMACTL_STOP_TERM_S": value})
-    assert caught.value.code == "invalid_request"
-    assert "LLAMACTL_STOP_TERM_S" in caught.value.message
