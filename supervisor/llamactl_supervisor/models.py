@@ -504,7 +504,6 @@ class Status(Wire):
     daemon: DaemonStatus
     desired: UpRequest | None
     override: Override | None
-    unapplied: tuple[FieldChange, ...]
     engine: EngineStatus | None
     operation: Operation | None
     problem: Problem | None
@@ -512,3 +511,4 @@ class Status(Wire):
     strangers: tuple[Stranger, ...]
     weight_loads: int
     loads_avoided: int
+    unapplied: tuple[FieldChange, ...] = ()
