@@ -30,7 +30,7 @@ class ReloadView:
         result = self.result
         rows = [
             ("reloaded", "nothing in the configuration has changed" if result.unchanged else None),
-            *(("applied", _change(change)) for change in result.applied),
+            *(("in force", _change(change)) for change in result.applied),
             *(("needs restart", _change(change)) for change in result.needs_restart),
         ]
         receipt = [] if result.receipt is None else ["", ReceiptView(result.receipt).text()]
