@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from llamactl_supervisor import describe
 from llamactl_supervisor.config import load
 from llamactl_supervisor.daemon import Daemon
 from llamactl_supervisor.errors import ExitCode, LlamactlError
@@ -42,7 +43,10 @@ class _Json(logging.Formatter):
 def main() -> int:
     """Serve, and return the process's exit code."""
     parser = argparse.ArgumentParser(prog="llamactl-supervisor")
-    serve = parser.add_subparsers(required=True).add_parser("serve", help="run the daemon")
+    commands = parser.add_subparsers(required=True, dest="command")
+    published = commands.add_parser("describe", help="print what is published about the daemon")
+    published.add_argument("what", choices=("openapi", "metrics"))
+    serve = commands.add_parser("serve", help="run the daemon")
     serve.add_argument("--log-format", choices=("text", "json"), default="text")
     serve.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
     serve.add_argument(
@@ -51,6 +55,9 @@ def main() -> int:
         help="wait for a request instead of loading the configured engine or the last one",
     )
     arguments = parser.parse_args()
+    if arguments.command == "describe":
+        sys.stdout.write(getattr(describe, arguments.what)())
+        return ExitCode.OK
     os.umask(0o077)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if arguments.log_format == "json" else _Text())
