@@ -8,7 +8,6 @@
 #include <csignal>
 #include <set>
 
-#include <grp.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -17,13 +16,6 @@
 namespace {
 
 namespace fs = std::filesystem;
-
-// not root, who may do everything
-void give_up_rights() {
-    if (geteuid() == 0) {
-        CHECK(setgroups(0, nullptr) == 0 && setgid(65534) == 0 && setuid(65534) == 0);
-    }
-}
 
 unsigned mode_of(const std::string & path) {
     struct stat st;

@@ -28,17 +28,6 @@ std::string listed(server_page_files & files) {
     return joined(generations);
 }
 
-// where it is in the stage of an interrupted publication
-std::string staged_file(const page_dir & dir, const std::string & name) {
-    for (const auto & entry : fs::recursive_directory_iterator(dir / "page.page-staging")) {
-        if (entry.path().filename() == name) {
-            return entry.path().generic_string();
-        }
-    }
-    CHECK(false);
-    return "";
-}
-
 }
 
 TEST(what_is_published_is_read_and_listed) {
