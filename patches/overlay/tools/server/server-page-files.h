@@ -54,11 +54,11 @@
 //   recovery        | any verb                             | old or new, and it can be tried   | every_verb_fails_in_a_recovery
 //   recovery        | the process dies, or power is lost   | old or new                        | power_is_lost_while_a_dead_publication_is_read_or_recovered
 //   recovery        | the owner of a stage is alive        | the stage                         | a_stage_is_swept_when_its_owner_is_dead_and_only_then
+//   recovery        | a staged file was damaged            | the old generation, an error      | what_was_damaged_after_its_record_replaces_nothing
+//   recovery        | foreign files in a stage             | these, an error that names one    | foreign_files_in_a_dead_stage_are_left_and_told
 //   reading         | any verb                             | everything, the reader has error  | every_verb_fails_in_reading
 //   reading         | power is lost afterwards             | what was read                     | a_generation_that_was_read_is_durable
 //   reading         | the directory may not be written     | everything, and it is read        | a_directory_that_may_not_be_written_is_read_unless_something_is_unfinished
-//   recovery        | a staged file was damaged            | the old generation, an error      | what_was_damaged_after_its_record_replaces_nothing
-//   recovery        | foreign files in a stage             | these, an error that names one    | foreign_files_in_a_dead_stage_are_left_and_told
 //   any             | the record is damaged                | everything, an error that says so | a_damaged_record_is_named_and_left
 //   any             | the same, and fsck                   | what is good, the name is free    | a_page_that_is_good_without_the_damaged_record_stays
 //   listing, fsck   | what is no staging directory         | everything, an error for the name | what_is_no_staging_directory_stops_nothing_but_its_name

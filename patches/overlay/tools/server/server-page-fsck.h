@@ -10,7 +10,8 @@
 //   NAME.page-staging             where its commit record is damaged, or what that lists. The page stays if it is good
 //                                 without: a good FILE.ckpt vouches for it
 //
-// gc removes what has been in quarantine for so many days, and nothing else.
+// gc removes what has been in quarantine for so many days, and nothing else. Both sweep the half-written stages of publications
+// that died, see server-page-files.h.
 //
 // What is damaged is read twice: once beside readers, and again under the lock that keeps everybody out, for it may have been
 // replaced in between. Another program's files are never touched, and no more is read of them than it takes to know whose
