@@ -36,6 +36,19 @@ class Provider:
         with self._reporting() as report:
             return build.ensure_engine(unpatched=unpatched, cmake_args=cmake_args, progress=report)
 
+    def program(self, name: str) -> Path:
+        """Return a program that stands beside engines: of one that is built, else built alone.
+
+        No model is fetched.
+        """
+        from llamactl_builder import build
+
+        with self._reporting() as report:
+            engine = build.built_engine(name)
+            if engine is not None:
+                return engine.with_name(name)
+            return build.ensure_programs(progress=report).directory / name
+
     def default_model(self) -> Path:
         """Return the default model, fetched if it is missing."""
         from llamactl_builder import models
