@@ -366,6 +366,30 @@ def test_a_cell_at_no_position_is_refused_and_poisons_nothing(start: Start) -> N
         assert go_on(live, 0, said) == control
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("llama-dense", ("--flash-attn", "off")), ("qwen35-dense", CHECKPOINTS)],
+    ids=["attention", "recurrent"],
+)
+def test_a_value_that_is_no_number_is_refused_and_poisons_nothing(
+    start: Start, name: str, options: tuple[str, ...]
+) -> None:
+    """A NaN in the cache is neither masked nor cleared: other conversations would see it."""
+    with start(name, *options) as live:
+        said = hold(live)
+        control = go_on(live, 1, said)
+        live.erase()
+        hold(live)
+        live.file(1, "save", "a")
+        (live.slot_files / "a.ckpt").unlink()
+        content = (live.slot_files / "a").read_bytes()
+        (live.slot_files / "a").write_bytes(content[:-4] + b"\xff" * 4)
+        refused(live.file(0, "restore", "a"), 400, "bad_file")
+        live.erase()
+        hold(live, 0)
+        assert go_on(live, 0, said) == control
+
+
 def test_a_ceiling_of_one_page_lets_it_be_saved_and_restored(start: Start) -> None:
     with start("qwen35-dense", *CHECKPOINTS) as live:
         hold(live)
