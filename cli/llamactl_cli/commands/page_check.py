@@ -228,7 +228,8 @@ def _own_directory(desired: UpRequest | None) -> Path | None:
 def _program(output: Output, engine: Path | None, desired: UpRequest | None) -> Path:
     """Return the program beside the given engine, the one that runs, or one that is built."""
     if engine is not None:
-        beside = given_engine(engine).with_name(PROGRAM)
+        given_engine(engine, "--engine")
+        beside = engine.absolute().with_name(PROGRAM)
         if not beside.is_file():
             message = f"there is no {PROGRAM} beside {engine}"
             raise typer.BadParameter(message, param_hint="--engine")
