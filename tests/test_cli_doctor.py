@@ -247,3 +247,14 @@ def test_a_memory_cgroup_of_version_1_is_a_bound(tmp_path: Path) -> None:
     [machine_bound, bound] = limits.bounds(None, proc=fake_proc, root=root)
     assert machine_bound.free_bytes == 0
     assert bound == limits.Bound(f"cgroup {root / 'memory' / 'a'}", 0)
+
+
+def test_a_configuration_that_makes_no_sense_is_wrong(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMACTL_STOP_TERM_S", "soon")
+    found = only(service.configuration, case_of(home), "configuration")
+    assert found.level == "fail"
+    assert "LLAMACTL_STOP_TERM_S" in found.found
+    monkeypatch.setenv("LLAMACTL_STOP_TERM_S", "1")
+    assert only(service.configuration, case_of(home), "configuration").level == "ok"

@@ -24,6 +24,7 @@ COMMANDS = {
     "top": "top",
     "ledger": "ledger",
     "reconfigure": "reconfigure",
+    "reload": "reload",
     "slots": "slots",
     "logs": "logs",
     "start": "lifecycle",
@@ -50,7 +51,11 @@ PAGES = {
     "fsck": "page_check",
     "gc": "page_check",
 }
-GROUPS = {"pages": ("Take conversations out of their slots and back.", PAGES)}
+CONFIG = {"show": "config", "check": "config", "docs": "config"}
+GROUPS = {
+    "pages": ("Take conversations out of their slots and back.", PAGES),
+    "config": ("What is configured, and where it comes from.", CONFIG),
+}
 """Commands of two words: what the first is about, and where each second one is."""
 
 

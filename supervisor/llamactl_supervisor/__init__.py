@@ -2,8 +2,8 @@
 
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
-    0 pure: errors fields models config api_settings backoff launch plan events snapshot commands
-    0 pure as well: state view engine_metrics
+    0 pure: errors fields models paths settings api_settings resolve config
+    0 pure: backoff launch plan events snapshot commands reload state view engine_metrics
     1 one thing each: process ports store instances keys ledger logs metrics operations engine
     1 one file of its own: daemon_log
     1 one socket each: listener tokens

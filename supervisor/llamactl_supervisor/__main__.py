@@ -10,10 +10,10 @@ import os
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 
 from llamactl_supervisor import daemon_log, describe
-from llamactl_supervisor.api_settings import ApiSettings
-from llamactl_supervisor.config import Paths, Settings
+from llamactl_supervisor.config import load
 from llamactl_supervisor.daemon import Daemon
 from llamactl_supervisor.errors import ExitCode, LlamactlError
 
@@ -48,10 +48,11 @@ def main() -> int:
     published.add_argument("what", choices=("openapi", "metrics"))
     serve = commands.add_parser("serve", help="run the daemon")
     serve.add_argument("--log-format", choices=("text", "json"), default="text")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
     serve.add_argument(
         "--no-resume",
         action="store_true",
-        help="wait for a request instead of loading the engine that was up last",
+        help="wait for a request instead of loading the configured engine or the last one",
     )
     arguments = parser.parse_args()
     if arguments.command == "describe":
@@ -64,14 +65,15 @@ def main() -> int:
     for noisy in ("httpx", "httpcore", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        paths = Paths.from_env()
-        paths.create()
-        settings = Settings.from_env()
-        daemon_log.rotate(paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
-        daemon = Daemon(paths, settings, _version(), ApiSettings.from_env())
+        loaded = load(file=arguments.config)
+        loaded.paths.create()
+        settings = loaded.config.daemon
+        daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
+        daemon = Daemon(loaded, _version())
         asyncio.run(daemon.run(resume=not arguments.no_resume))
     except LlamactlError as exc:
-        logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)
+        hint = f" ({exc.hint})" if exc.hint else ""
+        logging.getLogger("llamactl").error("%s: %s%s", exc.code, exc.message, hint)
         return exc.exit_code
     return ExitCode.OK
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from llamactl_supervisor.config import ENV_PREFIX, from_env
 from llamactl_supervisor.fields import PORT_MAX, AbsolutePath
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-API_PREFIX = f"{ENV_PREFIX}API_"
 LOCALHOST = "localhost"
 
 
@@ -55,7 +50,7 @@ ListenAddress = Annotated[Address, BeforeValidator(_address)]
 
 
 class ApiSettings(BaseModel):
-    """The control API's listeners over TCP, all off by default. Each is LLAMACTL_API_<NAME>.
+    """The control API's listeners over TCP: section [api], or LLAMACTL_API_<NAME>. Off by default.
 
     Whoever may change something there can run programs as this user, so `listen` asks for a token
     wherever it listens: on loopback every user of the machine could come in.
@@ -73,11 +68,6 @@ class ApiSettings(BaseModel):
     """Let `listen` be an address that other machines reach, with the token in clear."""
     probes_listen: ListenAddress | None = None
     """/livez, /readyz and /metrics alone, without a token."""
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> ApiSettings:
-        """Return the settings for `env`; a value that makes no sense is an `INVALID_REQUEST`."""
-        return from_env(cls, API_PREFIX, env)
 
     @model_validator(mode="after")
     def _closed(self) -> Self:

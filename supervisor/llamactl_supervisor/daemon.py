@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import ledger, logs, store, view
-from llamactl_supervisor.api_settings import ApiSettings
+from llamactl_supervisor import ledger, logs, reload, store, view
 from llamactl_supervisor.commands import not_serving
+from llamactl_supervisor.config import config_refused
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.launch import instance_id
 from llamactl_supervisor.listeners import Listeners
-from llamactl_supervisor.models import DaemonStatus, OperationKind
+from llamactl_supervisor.models import DaemonStatus, OperationKind, Problem, ReloadResult
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
 from llamactl_supervisor.scrape import Scrape
@@ -29,9 +29,17 @@ from llamactl_supervisor.state import reduce
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from llamactl_supervisor.config import Paths, Settings
+    from llamactl_supervisor.config import Loaded
     from llamactl_supervisor.engine import EngineClient
-    from llamactl_supervisor.models import EngineLook, Ledger, Operation, Pages, Slots, Status
+    from llamactl_supervisor.models import (
+        EngineLook,
+        Ledger,
+        Operation,
+        OperationResult,
+        Pages,
+        Slots,
+        Status,
+    )
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -39,11 +47,9 @@ log = logging.getLogger("llamactl.daemon")
 class Daemon:
     """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
 
-    def __init__(
-        self, paths: Paths, settings: Settings, version: str, api: ApiSettings | None = None
-    ) -> None:
-        self._paths, self._settings, self._version = paths, settings, version
-        self._api = ApiSettings() if api is None else api
+    def __init__(self, loaded: Loaded, version: str) -> None:
+        paths, settings = loaded.paths, loaded.config.daemon
+        self._loaded, self._paths, self._version = loaded, paths, version
         self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._operations = Operations()
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -64,10 +70,11 @@ class Daemon:
         )
 
     async def run(self, *, resume: bool) -> None:
-        """Serve until the end. `resume`: load the engine that the saved intent asks for.
+        """Serve until the end. `resume`: load the engine of the configuration or saved intent.
 
         An engine that still runs is adopted in any case. Raises `daemon_running`,
-        `state_unreadable`, `insecure_directory`, and what `Listeners` raises.
+        `state_unreadable`, `insecure_directory`, `config_invalid` when the configuration names a
+        model and nothing names a llama-server, and what `Listeners` raises.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
@@ -75,7 +82,7 @@ class Daemon:
             self._load()
             listeners = Listeners(
                 *(self, self._version, self._paths.control_socket),
-                *(self._api, self._settings.close_s),
+                *(self._loaded.config.api, self._loaded.config.daemon.close_s),
             )
             await self._take_over(resume=resume)
             await self._serve(listeners)
@@ -88,30 +95,47 @@ class Daemon:
             log.error("state file made no sense; set aside as %s, starting afresh", aside)
         self._snapshot = Snapshot(
             seed=uuid4(),
-            settings=self._settings,
+            settings=self._loaded.config.daemon,
             intent=self._saved.intent,
             generation=self._saved.generation,
             desired=self._saved.desired,
+            running=self._saved.running,
             override=self._saved.override,
+            baseline=self._saved.baseline,
         )
 
     async def _take_over(self, *, resume: bool) -> None:
+        config = self._loaded.config
         found = self._effects.find(self._saved)
         if found is not None:
             log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
-            await self._step(ev.Found(found))
-        elif resume:
-            await self._step(ev.Resume())
+            await self._step(ev.Found(found, config))
+            for change in reload.unapplied(self._snapshot):
+                why = "%s is %r, configured as %r: a reload or a restart of the engine takes it"
+                log.warning(why, change.field, change.before, change.after)
+            return
+        if resume and config.engine.model is not None:
+            self._require_engine()
+        await self._step(ev.Resume(config, load=resume))
+
+    def _require_engine(self) -> None:
+        if self._loaded.config.engine.engine_path is None and self._saved.desired is None:
+            raise error(
+                Code.CONFIG_INVALID,
+                "engine.model is configured, engine.engine_path is not: no llama-server is known",
+                hint="`llamactl build` prints the path of one",
+            )
 
     async def _serve(self, listeners: Listeners) -> None:
         listeners.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
+        loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload, signal.SIGHUP.name)
         try:
             while not self._ending.is_set():
                 await self._step(await self._next())
-            await self._operations.told(self._settings.close_s)
+            await self._operations.told(self._snapshot.settings.close_s)
         finally:
             self._ending.set()
             listeners.vanish()
@@ -164,7 +188,9 @@ class Daemon:
             intent=snapshot.intent,
             generation=snapshot.generation,
             desired=snapshot.desired,
+            running=snapshot.running,
             override=snapshot.override,
+            baseline=snapshot.baseline,
             instance_id=name,
             process=process,
         )
@@ -183,8 +209,8 @@ class Daemon:
             case ev.Finish() | ev.Fail() | ev.Reject():
                 self._answer(effect)
             case ev.Spawn():
-                waiting = self._snapshot.waiting
-                self._records.spawned(effect, self._by(waiting[0]) if waiting else "daemon")
+                by = [self._by(name) for name in self._snapshot.waiting[:1]] or ["daemon"]
+                self._records.spawned(effect, by[0])
                 self._start(self._effects.spawn(effect, self._unsaved))
             case ev.Watch():
                 self._start(self._effects.watch(effect))
@@ -196,10 +222,10 @@ class Daemon:
                 waits = f"the engine takes {effect.command.subject} in its turn"
                 self._operations.progress(effect.command.operation, waits)
                 self._start(self._effects.page(effect))
-            case ev.RecordLoad():
-                self._start(self._records.load(effect))
-            case ev.RecordAvoided():
-                self._start(self._records.avoided(effect))
+            case ev.ReadConfig() | ev.UseSettings():
+                self._configure(effect)
+            case ev.RecordLoad() | ev.RecordAvoided():
+                self._start(self._records.record(effect))
             case ev.Exit():
                 self._ending.set()
 
@@ -207,11 +233,16 @@ class Daemon:
         name = effect.operation
         if isinstance(effect, ev.Reject):
             self._operations.discard(name)
-            self._accepted.pop(name).set_exception(effect.problem.to_error())
+            if (future := self._accepted.pop(name, None)) is not None:
+                future.set_exception(effect.problem.to_error())
+            else:
+                log.warning("what a signal asked for is declined: %s", effect.problem.message)
             return
         outcome = effect.result if isinstance(effect, ev.Finish) else effect.problem
         kind = self._operations.end(name, outcome).kind
         self._records.ended(kind, outcome)
+        if kind is OperationKind.RELOAD:
+            self._reload_ended(outcome)
         log.info("operation=%s kind=%s %s", name, kind, type(effect).__name__.lower())
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -232,6 +263,43 @@ class Daemon:
         operation = self._operations.create(OperationKind.DOWN, name)
         self._operations.nobody_asks(operation.id)
         self._queue.put_nowait(ev.Down(operation.id))
+
+    # --- reload: it begins and ends here, whoever asked for it and whatever comes of it ----------
+
+    def _asked_to_reload(self, name: str) -> None:
+        operation = self._operations.create(OperationKind.RELOAD, name)
+        self._queue.put_nowait(ev.Reload(operation.id))
+
+    def _configure(self, effect: ev.ReadConfig | ev.UseSettings) -> None:
+        if isinstance(effect, ev.UseSettings):
+            self._effects.use(effect.settings)
+            return
+        self._reload_begins(effect)
+        self._start(self._read_config(effect))
+
+    def _reload_begins(self, effect: ev.ReadConfig) -> None:
+        log.info("reload of %s by %s", self._loaded.file, self._by(effect.operation))
+
+    def _reload_ended(self, outcome: OperationResult | Problem) -> None:
+        if isinstance(outcome, Problem):
+            log.error("not reloaded, the old configuration stays: %s", outcome.message)
+        elif isinstance(outcome, ReloadResult):
+            for change in outcome.applied:
+                log.info("reloaded %s=%r, was %r", change.field, change.after, change.before)
+            for change in outcome.needs_restart:
+                whole = "engine" if change.field.startswith("engine.") else "daemon"
+                why = "%s is %r until the %s is restarted: configured as %r"
+                log.warning(why, change.field, change.before, whole, change.after)
+
+    async def _read_config(self, effect: ev.ReadConfig) -> None:
+        """Read what was read at the start, and post what came; a bad file is declined as such."""
+        try:
+            loaded = await asyncio.to_thread(self._loaded.again)
+        except LlamactlError as exc:
+            refused = config_refused(exc)
+            self._queue.put_nowait(ev.ConfigBroken(effect.operation, Problem.of(refused)))
+        else:
+            self._queue.put_nowait(ev.ConfigRead(effect.operation, loaded.config))
 
     # --- what the control API calls --------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llamactl_supervisor.api_settings import API_PREFIX
 from llamactl_supervisor.errors import Code, error
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def bind_tcp(address: Address) -> socket.socket:
         raise error(
             Code.DAEMON_START_FAILED,
             f"the control API cannot listen on {address}: {exc.strerror or exc}",
-            hint=f"choose another address with {API_PREFIX}LISTEN or {API_PREFIX}PROBES_LISTEN",
+            hint="choose another address: listen or probes_listen in [api] of the configuration",
         ) from exc
     listening.setblocking(False)
     return listening

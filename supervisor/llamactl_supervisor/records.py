@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamactl_supervisor import events as ev
 from llamactl_supervisor import ledger
 from llamactl_supervisor.events import LoadCause
 from llamactl_supervisor.launch import live_spec
@@ -19,10 +20,10 @@ from llamactl_supervisor.models import (
     OperationKind,
     Problem,
     Receipt,
+    ReloadResult,
 )
 
 if TYPE_CHECKING:
-    from llamactl_supervisor import events as ev
     from llamactl_supervisor.models import EngineRequest, LedgerLine, OperationResult
     from llamactl_supervisor.snapshot import Snapshot
 
@@ -60,15 +61,27 @@ class Records:
         """Count the end of an operation."""
         failed = isinstance(outcome, Problem)
         self.metrics.operations.labels(kind.value, "failed" if failed else "succeeded").inc()
-        if isinstance(outcome, Receipt):
-            self.metrics.reconfigures.labels(outcome.outcome).inc()
-            if outcome.outcome == "applied":
-                self.metrics.pause_s.observe(outcome.pause_ms / 1000)
+        if isinstance(outcome, ReloadResult):
+            if outcome.receipt is not None:
+                self._reconfigured(outcome.receipt)
+        elif isinstance(outcome, Receipt):
+            self._reconfigured(outcome)
         elif kind is OperationKind.RECONFIGURE:
             self.metrics.reconfigures.labels("failed").inc()
 
-    async def load(self, effect: ev.RecordLoad) -> None:
-        """Record a weight load, or one that failed."""
+    def _reconfigured(self, receipt: Receipt) -> None:
+        self.metrics.reconfigures.labels(receipt.outcome).inc()
+        if receipt.outcome == "applied":
+            self.metrics.pause_s.observe(receipt.pause_ms / 1000)
+
+    async def record(self, effect: ev.RecordLoad | ev.RecordAvoided) -> None:
+        """Record a weight load, one that failed, or one that a reconfigure took the place of."""
+        if isinstance(effect, ev.RecordLoad):
+            await self._load(effect)
+        else:
+            await self._avoided(effect)
+
+    async def _load(self, effect: ev.RecordLoad) -> None:
         if self._spec is None:
             return
         line = LoadLine(
@@ -90,8 +103,7 @@ class Records:
             self.totals = self.totals.model_copy(update={"weight_loads": loads})
         await self._append(line)
 
-    async def avoided(self, effect: ev.RecordAvoided) -> None:
-        """Record a load that a reconfigure took the place of."""
+    async def _avoided(self, effect: ev.RecordAvoided) -> None:
         receipt = effect.receipt
         self.metrics.loads_avoided.inc()
         avoided = self.totals.loads_avoided + 1

@@ -1,4 +1,4 @@
-"""Checks of what runs: the daemon, orphans, systemd, and which `llamactl` a shell finds."""
+"""Checks of what runs: daemon, configuration, orphans, systemd, the `llamactl` that is found."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ def daemon(case: Case) -> Iterator[Finding]:
     if status.problem is not None:
         do = status.problem.hint or "see `llamactl logs`"
         yield fail("engine state", f"{status.state}: {status.problem.message}", do)
+
+
+def configuration(_: Case) -> Iterator[Finding]:
+    """Whether file and environment make sense to the next daemon."""
+    from llamactl_supervisor.config import load
+    from llamactl_supervisor.errors import LlamactlError
+
+    try:
+        file = load().file
+    except LlamactlError as exc:
+        yield fail("configuration", exc.message, exc.hint or "`llamactl config check` says more")
+    else:
+        yield ok("configuration", "no file" if file is None else str(file))
 
 
 def orphans(case: Case) -> Iterator[Finding]:
@@ -109,4 +122,4 @@ def _unit_state(scope: str) -> str:
     return done.stdout.strip() or done.stderr.strip() or "unknown"
 
 
-CHECKS = (daemon, orphans, systemd, command)
+CHECKS = (daemon, configuration, orphans, systemd, command)

@@ -49,14 +49,14 @@ def doctor(ctx: typer.Context) -> None:
 
     Touches nothing and needs no daemon. Exit 0: nothing is wrong; 1: something is.
     """
-    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.config import load_paths
 
     from llamactl_cli.checks import machine, places, service
     from llamactl_cli.checks.case import Case
 
     output: Output = ctx.obj
     try:
-        case = Case.of(Paths.from_env())
+        case = Case.of(load_paths())
     except LlamactlError as exc:
         view = DoctorView([fail("paths", exc.message, exc.hint or "")])
     else:

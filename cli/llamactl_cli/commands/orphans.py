@@ -77,14 +77,14 @@ def orphans(
     What cannot be proven to be ours is named and never signalled. Exit 0: there is none left; 1:
     there is.
     """
-    from llamactl_supervisor.config import Paths, Settings
+    from llamactl_supervisor.config import load, load_paths
 
     output: Output = ctx.obj
-    paths, gone = Paths.from_env(), {}
+    paths, gone = load_paths(), {}
     with remains.daemon_lock(paths) as alone:
         found = _found(paths, daemon=alone is False)
         if end:
-            term_s = Settings.from_env().stop_term_s
+            term_s = load().config.daemon.stop_term_s
             proven = [each for each in found if each.doubt is None]
             with output.activity("ending") as tell:
                 for each in proven:

@@ -61,6 +61,10 @@ class StatusView:
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", self._drift()),
+            *(
+                ("unapplied", f"{c.field} is {text.value(c.before)}, not {text.value(c.after)}")
+                for c in status.unapplied
+            ),
             *([] if look is None else holdings.slots(look, self.rates)),
             ("pages", None if look is None else holdings.pages(look)),
             *([] if memory is None else holdings.memory_rows(memory)),
