@@ -15,6 +15,7 @@ from llamactl_supervisor.config import Paths, Settings
 from llamactl_supervisor.errors import error
 from llamactl_supervisor.models import (
     DaemonStatus,
+    EngineLook,
     EngineState,
     Ledger,
     OperationKind,
@@ -90,6 +91,10 @@ class FakeDaemon:
         if self.refusal is not None:
             raise self.refusal
         return Slots(slots=(SlotState.model_validate(SLOT),))
+
+    async def look(self) -> EngineLook:
+        slots = await self.slots()
+        return EngineLook(asleep=False, slots=slots.slots, pages=(await self.pages()).pages)
 
     async def ledger(self, since: datetime | None, limit: int) -> Ledger:
         self.asked = (since, limit)
@@ -168,7 +173,7 @@ def test_pages_and_slots_are_what_the_engine_said(daemon: FakeDaemon) -> None:
     assert call(daemon, "GET", "/v1/pages").json() == {"pages": [PAGE]}
     assert call(daemon, "GET", "/v1/slots").json() == {"slots": [SLOT]}
     daemon.refusal = error("engine_stopped", "there is no running engine")
-    for path in ("/v1/pages", "/v1/slots"):
+    for path in ("/v1/pages", "/v1/slots", "/v1/engine"):
         answer = call(daemon, "GET", path)
         assert (answer.status_code, answer.json()["code"]) == (409, "engine_stopped")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -80,3 +81,47 @@ def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(LlamactlError, match=r"the ledger .* cannot be read") as raised:
         ledger.read(tmp_path)
     assert raised.value.code == "state_unreadable"
+
+
+def test_wherever_a_line_is_torn_the_others_stay(tmp_path: Path) -> None:
+    """A crash at each byte of the last line; the next append is whole, and is the newest."""
+    path = tmp_path / "ledger.jsonl"
+    ledger.append(path, LOAD)
+    before = path.read_bytes()
+    ledger.append(path, AVOIDED)
+    whole = path.read_bytes()
+    for size in range(len(before), len(whole)):
+        path.write_bytes(whole[:size])
+        ledger.append(path, AVOIDED)
+        torn = size - len(before)
+        kept = 2 if torn == len(whole) - len(before) - 1 else 1  # only its line end was missing
+        assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=kept), torn
+        assert ledger.recent(path, 1) == [AVOIDED]
+
+
+def test_a_line_that_the_disk_takes_in_part_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller counts it as lost; the rest of it costs itself only."""
+    path = tmp_path / "ledger.jsonl"
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+        with pytest.raises(OSError, match="No space left"):
+            ledger.append(path, LOAD)
+    ledger.append(path, LOAD)
+    assert ledger.read(path).lines == (LOAD,)
+
+
+def test_the_recent_lines_are_the_last_of_a_long_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    assert ledger.recent(path, 3) == []
+    loads = [LOAD.model_copy(update={"generation": number}) for number in range(9)]
+    for entry in loads:
+        ledger.append(path, entry)
+    assert ledger.recent(path, 3) == loads[-3:]
+    size = len(path.read_bytes()) // 9
+    monkeypatch.setattr(ledger, "RECENT_BYTES", size * 2 + 5)  # begins in the middle of a line
+    assert ledger.recent(path, 9) == loads[-2:]

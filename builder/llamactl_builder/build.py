@@ -134,6 +134,13 @@ def ensure_engine(
     return answer(cached=False)
 
 
+@os_errors("Looking for the engine")
+def cached_engine() -> Path | None:
+    """The engine for this machine if it was built before; None otherwise. Builds nothing."""
+    program = _home(_recipe(unpatched=False, cmake_args=())) / cmake.TARGET
+    return program if program.is_file() else None
+
+
 @os_errors("Building the test programs")
 def ensure_test_tools(
     *, progress: ProgressCallback | None = None, model: Path | None = None

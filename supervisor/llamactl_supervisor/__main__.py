@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from llamactl_supervisor import describe
+from llamactl_supervisor import daemon_log, describe
 from llamactl_supervisor.config import load
 from llamactl_supervisor.daemon import Daemon
 from llamactl_supervisor.errors import ExitCode, LlamactlError
@@ -67,6 +67,8 @@ def main() -> int:
     try:
         loaded = load(file=arguments.config)
         loaded.paths.create()
+        settings = loaded.config.daemon
+        daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
         daemon = Daemon(loaded, _version())
         asyncio.run(daemon.run(resume=not arguments.no_resume))
     except LlamactlError as exc:

@@ -25,6 +25,7 @@ from llamactl_supervisor.config import daemon_env, load_paths
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    EngineLook,
     Ledger,
     Operation,
     OperationState,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
+    from llamactl_supervisor.models import LedgerLine
     from llamactl_supervisor.paths import Paths
 
 ANSWER_S = 10.0
@@ -187,6 +189,10 @@ class ControlClient:
     def slots(self) -> Slots:
         """Return the engine's slots; a sleeping engine is woken and loads its weights."""
         return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
+
+    def look(self) -> EngineLook:
+        """Return what the engine holds now. Nothing is woken or waited for; `top` asks often."""
+        return self._call(EngineLook, "GET", "/v1/engine")
 
     def ledger(self, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
         """Return the ledger's newest `limit` lines from `since` (with a time zone) on.
@@ -328,6 +334,20 @@ class ControlClient:
             hint="start one with `llamactl up`",
             details={"control_socket": str(socket)},
         )
+
+
+def read_ledger(paths: Paths, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
+    """Return what `ControlClient.ledger` does, without a daemon. Raises `state_unreadable`."""
+    from llamactl_supervisor import ledger
+
+    return ledger.read(paths.ledger_file, since=since, limit=limit)
+
+
+def recent_lines(paths: Paths, count: int) -> list[LedgerLine]:
+    """Return the ledger's last lines at once, however long it is, without a daemon."""
+    from llamactl_supervisor import ledger
+
+    return ledger.recent(paths.ledger_file, count)
 
 
 def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START_S) -> None:

@@ -16,6 +16,7 @@ from llamactl_supervisor import events as ev
 from llamactl_supervisor.errors import Code, LlamactlError, error, http_status
 from llamactl_supervisor.fields import validation_error
 from llamactl_supervisor.models import (
+    EngineLook,
     Ledger,
     Operation,
     OperationKind,
@@ -97,6 +98,9 @@ class Supervisor(Protocol):
 
     async def slots(self) -> Slots:
         """Return the engine's slots, or raise why it cannot be asked."""
+
+    async def look(self) -> EngineLook:
+        """Return what the engine holds, or raise why it cannot be asked."""
 
     async def ledger(self, since: datetime | None, limit: int) -> Ledger:
         """Return the newest lines of the ledger, or raise why it cannot be read."""
@@ -214,6 +218,11 @@ def _pages(app: FastAPI, daemon: Supervisor) -> None:
     async def slots() -> Slots:
         """The slots, then the parked ones. Wakes a sleeping engine, which loads its weights."""
         return await daemon.slots()
+
+    @app.get("/v1/engine", responses=_PROBLEMS, response_model_exclude_unset=True)
+    async def look() -> EngineLook:
+        """Slots and pages, without waking the engine and without waiting for a long batch."""
+        return await daemon.look()
 
 
 def _page_files(app: FastAPI, daemon: Supervisor) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from llamactl_supervisor.config import Loaded
     from llamactl_supervisor.engine import EngineClient
     from llamactl_supervisor.models import (
+        EngineLook,
         Ledger,
         Operation,
         OperationResult,
@@ -338,6 +339,10 @@ class Daemon:
     async def slots(self) -> Slots:
         """Return the engine's slots; raises why it cannot be asked."""
         return await self._engine().slots()
+
+    async def look(self) -> EngineLook:
+        """Return what the engine holds; raises why it cannot be asked."""
+        return await self._engine().look()
 
     def _engine(self) -> EngineClient:
         problem, process = not_serving(self._snapshot), self._snapshot.process

@@ -13,12 +13,14 @@ from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    EngineLook,
     FileReceipt,
     Geometry,
     OperationKind,
     Page,
     PageReceipt,
     Pages,
+    Problem,
     Receipt,
     Slots,
     SlotState,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 PROBE_S = 2.0
 """How long health and properties may take; the engine answers them beside its work in 10 ms."""
+LOOK_S = 0.5
+"""How long a look waits for the slots: the engine says them between two batches."""
 ANSWER_BYTES_MAX = 8 * 2**20
 """More than this is not an answer of llama-server."""
 
@@ -47,6 +51,7 @@ class _Props(_Document):
     context_geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
+    is_sleeping: bool = False
 
 
 class _Refusal(_Document):
@@ -117,6 +122,10 @@ class EngineClient:
 
     async def props(self) -> EngineFacts:
         """Return the live geometry and the weight loads. Disturbs nothing, wakes nothing."""
+        props = await self._props()
+        return EngineFacts(props.context_geometry, props.n_weight_loads, props.last_reconfigure)
+
+    async def _props(self) -> _Props:
         status, body = await self._ask("GET", "/props", timeout_s=PROBE_S)
         props = self._read(_Props.model_validate_json, "/props", status, body)
         if props.instance_id != self.process.instance_id:
@@ -125,7 +134,7 @@ class EngineClient:
                 f"{self._path} answers as instance {props.instance_id}, "
                 f"not as {self.process.instance_id}",
             )
-        return EngineFacts(props.context_geometry, props.n_weight_loads, props.last_reconfigure)
+        return props
 
     async def reconfigure(self, change: ReconfigureRequest) -> Receipt:
         """Ask for another geometry; waits as long as the engine's next safe point takes.
@@ -164,6 +173,21 @@ class EngineClient:
         """Return the slots and the parked ones. Wakes a sleeping engine."""
         status, body = await self._ask("GET", "/slots", timeout_s=ENGINE_READ_S)
         return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
+
+    async def look(self) -> EngineLook:
+        """Return what it holds. A sleeping engine sleeps on; a busy one may not say its slots."""
+        asleep = (await self._props()).is_sleeping
+        look = EngineLook(asleep=asleep, slots=None, pages=(await self.pages()).pages)
+        if asleep:
+            return look
+        try:
+            status, body = await self._ask("GET", "/slots", timeout_s=LOOK_S)
+            if status != httpx.codes.OK:
+                raise self._declined(Code.NOT_SUPPORTED, "/slots", status, body)
+            slots = self._read(_SLOTS.validate_json, "/slots", status, body)
+        except LlamactlError as exc:
+            return look.model_copy(update={"problem": Problem.of(exc)})
+        return look.model_copy(update={"slots": tuple(map(_bare, slots))})
 
     async def metrics(self) -> bytes:
         """Return the Prometheus exposition. Wakes nothing, but begins its averages anew."""
@@ -257,3 +281,10 @@ class EngineClient:
             f"{path}: HTTP {status} from the engine with a body that makes no sense: {start!r}",
             details={"status": status, "body_start": start},
         )
+
+
+def _bare(slot: SlotState) -> SlotState:
+    """Return the slot without what else the engine says of it: its request's parameters."""
+    return SlotState.model_validate(
+        slot.model_dump(include=set(SlotState.model_fields), exclude_unset=True)
+    )

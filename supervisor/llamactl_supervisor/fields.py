@@ -23,7 +23,7 @@ PORT_MAX = 65535
 PAGE_NAME_MAX = 512
 """Most characters of a page's or file's name that the engine is given to judge; it allows fewer."""
 
-TOKENS_PER_K = 1024
+TOKENS_PER = {"": 1, "k": 1024, "m": 1024**2}
 
 DEFAULT_N_CTX = 16384
 DEFAULT_N_SEQ = 2
@@ -59,9 +59,9 @@ def validation_error(found: Sequence[Any]) -> LlamactlError:
 
 
 def parse_tokens(text: str) -> int | None:
-    """Return the number of tokens that `text` says, `128k` is 131072; None where it is none."""
-    found = re.fullmatch(r"([0-9]{1,18})([kK]?)", text)
-    return int(found[1]) * (TOKENS_PER_K if found[2] else 1) if found else None
+    """Return how many tokens `text` says, `128k` is 131072, `1m` is 1048576; None for none."""
+    found = re.fullmatch(r"([0-9]{1,18})([kKmM]?)", text)
+    return int(found[1]) * TOKENS_PER[found[2].lower()] if found else None
 
 
 def _bounded(name: str, unit: str, most: int) -> AfterValidator:

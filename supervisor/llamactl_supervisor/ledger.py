@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+RECENT_BYTES = 65536
+
 _LINE: TypeAdapter[LedgerLine] = TypeAdapter(LedgerLine)
 
 
@@ -24,7 +27,9 @@ def append(path: Path, line: LedgerLine) -> None:
     try:
         # The new line comes first if the last writer died in the middle of one.
         data = line.model_dump_json().encode() + b"\n"
-        os.write(fd, data if _ends_whole(path) else b"\n" + data)
+        data = data if _ends_whole(path) else b"\n" + data
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -50,6 +55,18 @@ def read(path: Path, *, since: datetime | None = None, limit: int | None = None)
     except OSError as exc:
         raise error(Code.STATE_UNREADABLE, f"the ledger {path} cannot be read: {exc}") from exc
     return Ledger(lines=tuple(lines), totals=Totals(weight_loads=loads, loads_avoided=avoided))
+
+
+def recent(path: Path, count: int) -> list[LedgerLine]:
+    """Return at most the last `count` lines, of the file's last 64 KiB: however long it is."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - RECENT_BYTES))
+            texts = file.read().split(b"\n")
+    except OSError:
+        return []
+    lines = (_parse(text) for text in texts)
+    return [line for line in lines if line is not None][-count:]
 
 
 def _parse(text: bytes) -> LedgerLine | None:

@@ -334,6 +334,18 @@ class Slots(Wire):
     slots: tuple[SlotState, ...]
 
 
+class EngineLook(Wire):
+    """What the engine holds now, asked without waking it or waiting for it.
+
+    `slots` None: it sleeps, or `problem` says why they are not known (a long batch, `--no-slots`).
+    """
+
+    asleep: bool
+    slots: tuple[SlotState, ...] | None
+    pages: tuple[Page, ...]
+    problem: Problem | None = None
+
+
 class ProcessIdentity(Wire):
     """A process for certain: its pid can be reused, its pid at that tick of that boot cannot."""
 

@@ -11,6 +11,8 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-garbage           answer /props with something that is no JSON
     --fake-instance ID       claim to be another instance
     --fake-refuse REASON...  refuse that many reconfigures, each with its reason
+    --fake-asleep            say so in /props, and die of being asked for the slots
+    --fake-mute              never answer /slots
     --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
     --fake-parked            hold a parked request, whose page is neither taken, dropped nor spilled
     --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
@@ -54,8 +56,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fake-load-s", type=float, default=0.0)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
-    flags = ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage")
-    for name in (*flags, "--fake-busy", "--fake-parked", "--fake-taken"):
+    flags = ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage", "--fake-asleep")
+    for name in (*flags, "--fake-mute", "--fake-busy", "--fake-parked", "--fake-taken"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-refuse", nargs="+", default=[])
     for name in ("--fake-instance", "--fake-reconfigure"):
@@ -112,6 +114,7 @@ class Engine:
             "n_weight_loads": 1,
             "instance_id": self.flags.fake_instance or self.flags.instance_id,
             "last_reconfigure": self.last_reconfigure,
+            "is_sleeping": self.flags.fake_asleep,
         }
 
     def reconfigure(self, change: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +150,10 @@ class Engine:
 
     def slots(self) -> list[dict[str, Any]]:
         """Answer GET /slots: those that there are, then those that are parked."""
+        if self.flags.fake_asleep:
+            os._exit(8)
+        if self.flags.fake_mute:
+            threading.Event().wait()
         window, busy = self.geometry["n_ctx_seq"], not self.free.is_set()
         slots: list[dict[str, Any]] = [
             {"id": slot, "n_ctx": window, "is_processing": busy and slot == 0}
