@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-.PHONY: run test bench bench-pages engine-path model-path clean
+.PHONY: run test bench bench-pages bench-overheads engine-path model-path clean
 
 run: .venv/installed
 	$(BIN)/llamactl up
@@ -22,6 +22,9 @@ bench: .venv/installed
 
 bench-pages: .venv/installed-test
 	PYTHONPATH=tests $(BIN)/python bench/pages.py
+
+bench-overheads: .venv/installed
+	$(BIN)/python bench/overheads.py
 
 engine-path model-path: .venv/installed
 	@$(BIN)/python -m llamactl_builder $@

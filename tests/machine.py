@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor.config import Settings
+from llamactl_supervisor.config import Config, Settings
 from llamactl_supervisor.events import EngineFacts, EngineProcess
 from llamactl_supervisor.models import (
+    EngineConfig,
     EngineRequest,
     ExitRecord,
     FileReceipt,
@@ -41,6 +42,7 @@ RECORD = ExitRecord(summary="exited with status 1", at=AT, exit_code=1, last_lin
 FACTS = EngineFacts(Geometry(n_ctx=16384, n_seq=2), 1, None)
 CHANGE = ReconfigureRequest(n_ctx=131072, n_seq=4)
 PAGED = PageReceipt(id_slot=1, page="fox", n_tokens=40, n_bytes=9)
+CONFIG = Config(engine=EngineConfig(n_ctx=32768, port=9090, model="/m.gguf"), daemon=SETTINGS)
 WRITTEN = FileReceipt(id_slot=1, filename="b", n_tokens=40, n_bytes=9)
 EMPTY = Snapshot(seed=UUID(int=0), settings=SETTINGS)
 
@@ -85,6 +87,7 @@ STATES: dict[str, Snapshot] = {
     "ready": READY,
     "paging": play(READY, ev.Page("p", OperationKind.PAGE_OUT, "fox", 1))[0],
     "reconfiguring": play(READY, ev.Reconfigure("r", CHANGE))[0],
+    "reloading": play(READY, ev.ConfigRead("r", CONFIG))[0],
     "stopping": play(READY, ev.Stop("s"))[0],
     "stopping while spawning": play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))[0],
     "restarting": play(READY, ev.Restart("s"))[0],
@@ -102,13 +105,19 @@ EVENTS: list[ev.Event] = [
     ev.Restart("o"),
     ev.Down("o"),
     ev.Reconfigure("o", CHANGE),
+    ev.Reload("o"),
     ev.Page("o", OperationKind.PAGE_OUT, "fox", 1),
     ev.PageFile("o", OperationKind.PAGE_SPILL, "b", page="fox"),
     ev.PageEnded("p", PAGED),
     ev.PageEnded("p", WRITTEN),
     ev.PageEnded("p", PROBLEM),
+    ev.ConfigRead("c", CONFIG),
+    ev.ConfigBroken("c", PROBLEM),
     ev.Resume(),
+    ev.Resume(CONFIG),
+    ev.Resume(CONFIG, load=False),
     ev.Found(process(1)),
+    ev.Found(process(1), CONFIG),
     ev.Tick(),
 ]
 EVENTS += [

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from llamactl_builder import build, cmake, cpu, paths, treehash
+from llamactl_builder import build, cmake, cpu, models, paths, treehash
 from llamactl_builder.errors import BuilderError, BuildError, ToolError
 from llamactl_builder.probe import EngineCrashError
 from upstream_fixture import PIN, write_files
@@ -153,6 +155,51 @@ def test_test_programs_are_built_beside_the_engine_when_they_are_asked_for(
     shutil.rmtree(patches / "llama.cpp")
     again = build.ensure_test_tools()
     assert (again.directory, again.cached) == (made.directory, True)
+
+
+def test_programs_beside_the_engine_are_built_without_it_and_without_a_model(
+    patches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cmake, "PATCHED_TARGETS", ("tiny-tool",))
+    monkeypatch.setattr(models, "ensure_default_model", lambda _: pytest.fail("a model"))
+    made = build.ensure_programs()
+    assert (made.cached, compiled(), engines()) == (False, ["tool.cpp"], [])
+    said = subprocess.run([made.directory / "tiny-tool"], capture_output=True, check=True)
+    assert said.stdout == b"tool\n"
+    shutil.rmtree(patches / "llama.cpp")
+    again = build.ensure_programs()
+    assert (again.directory, again.cached) == (made.directory, True)
+
+
+def test_a_built_engine_is_this_machines_else_the_newest_with_the_program(
+    patches: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build.built_engine(cmake.TARGET) is None
+    made = build.ensure_engine(model=model)
+    assert build.built_engine("tool") is None
+
+    def place(name: str, *programs: str) -> Path:
+        home = paths.cache_dir() / "engines" / name
+        home.mkdir()
+        for program in programs:
+            (home / program).touch()
+        (home / "build.json").write_text("{}")
+        os.utime(home / "build.json", (now + len(engines()), now + len(engines())))
+        return home / cmake.TARGET
+
+    now = time.time()
+    place("older", cmake.TARGET, "tool")
+    newer = place("newer", cmake.TARGET, "tool")
+    place("without", cmake.TARGET)
+    place("torn", "tool")
+    assert build.built_engine("tool") == newer
+    (made.path.parent / "tool").touch()
+    assert build.built_engine("tool") == made.path
+
+    write_files(patches, {"overlay/src/extra.cpp": EXTRA + b"\n"})  # another engine's
+    assert build.built_engine("tool") == newer
+    monkeypatch.setenv("PATH", "")
+    assert build.built_engine("tool") == newer
 
 
 def test_test_programs_follow_the_patches(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_home import COMMAND, Home, fresh_home
-from llamactl_cli.commands import version as version_command
+from llamactl_cli import versions
 from llamactl_supervisor.client import ControlClient
 from llamactl_supervisor.errors import LlamactlError
 
@@ -145,10 +145,11 @@ def test_status_tells_the_geometry_the_loads_and_the_drift(home: Home) -> None:
     assert changed.rows["usable"].startswith("8192 of the 32768")
     assert changed.rows["weights"] == "loaded once by this engine"
     assert changed.rows["ledger"] == "1 weight load, 1 avoided by reconfiguring"
-    assert changed.rows["last pause"].startswith("79.5 ms (16384 tokens")
+    assert changed.rows["last pause"].startswith("79.5 ms, 16k x 2 -> 128k x 4, 20")
     assert changed.rows["drift"].startswith(
-        "n_ctx is 131072, `up` asked for 16384; n_seq is 4, `up` asked for 2 (set live "
+        "n_ctx is 131072, `up` asked for 16384; n_seq is 4, `up` asked for 2"
     )
+    assert "(set live 20" in changed.out
     status = home.run("status", "--json").result
     assert status["drift"]["n_seq"] == {"asked": 2, "live": 4}
     assert status["uptime_s"] >= 0
@@ -425,10 +426,10 @@ def test_version_says_when_command_and_daemon_differ(
     same = running.run("version")
     assert (same.code, same.err) == (0, "")
     assert same.rows["llamactl"] == same.rows["daemon"]
-    monkeypatch.setattr(version_command, "_own", lambda: "9.9")
+    monkeypatch.setattr(versions, "own", lambda: "9.9")
     other = running.run("version")
     assert other.code == 0
     assert f"the daemon is version {same.rows['daemon']}, this command 9.9" in other.err
     engine.chmod(0o700)
-    assert version_command._engine_version(str(engine)) == "11312 (0c1e570)"
-    assert version_command._engine_version(str(running.model)) is None
+    assert versions.of_engine(str(engine)) == "11312 (0c1e570)"
+    assert versions.of_engine(str(running.model)) is None

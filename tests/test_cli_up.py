@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
 import signal
@@ -203,7 +204,7 @@ def test_an_engine_that_outlived_its_daemon_is_named_and_stopped(home: Home) -> 
     daemon.wait(10)
     status = home.run("status", "--json")
     assert status.code == 4
-    assert status.error["details"]["engine_pids"] == [up["pid"]]
+    assert json.loads(status.err)["error"]["details"]["engine_pids"] == [up["pid"]]
     assert f"engine {up['pid']} outlived it" in home.run("status").err
     down = home.run("down")
     assert (down.code, down.out) == (0, "engine stopped\n")

@@ -25,7 +25,9 @@ N_SEQ_RANGE = "from 1 to 256"
 SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
-    *("env", "version", "build", "serve", "slots", "pages"),
+    *("env", "version", "build", "serve", "slots", "pages", "ledger", "reload"),
+    "config",
+    *("orphans", "top", "doctor", "completion"),
 )
 
 
@@ -44,6 +46,8 @@ def home() -> Iterator[Home]:
         (("-c", "big"), N_CTX_RANGE),
         (("-c", "1000000000000"), N_CTX_RANGE),
         (("-c", "2097152k"), N_CTX_RANGE),
+        (("-c", "2048m"), N_CTX_RANGE),
+        (("-c", "1g"), N_CTX_RANGE),
         (("-c", "1" * 5000), N_CTX_RANGE),
         (("-c", ""), N_CTX_RANGE),
         (("-c", "4_096"), N_CTX_RANGE),
@@ -85,7 +89,10 @@ def test_a_reconfigure_that_changes_nothing_is_a_usage_error(home: Home) -> None
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", 1), ("4096", 4096), ("128k", 131072), ("16K", 16384), ("2147483647", 2**31 - 1)],
+    [
+        *(("1", 1), ("4096", 4096), ("2147483647", 2**31 - 1)),
+        *(("128k", 131072), ("16K", 16384), ("1m", 2**20), ("2047M", 2047 * 2**20)),
+    ],
 )
 def test_tokens_can_be_written_in_thousands(text: str, value: int) -> None:
     assert options.tokens(text) == value
@@ -134,6 +141,7 @@ def test_what_up_cannot_use_is_a_usage_error_before_anything_is_built(
         ("start",),
         ("stop",),
         ("restart",),
+        ("reload",),
         ("logs",),
         ("logs", "-f"),
         ("wait",),
@@ -337,6 +345,49 @@ def test_an_interrupt_is_130_and_no_traceback() -> None:
     assert (waiting.returncode, out, err) == (130, b"", b"llamactl: interrupted\n")
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(home: Home, shell: str) -> None:
+    ran = home.run("completion", shell)
+    assert (ran.code, ran.err) == (0, "")
+    assert "_LLAMACTL_COMPLETE" in ran.out
+    assert home.run("completion", "csh").code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "number", "said"),
+    [
+        ("llamactl st", "1", {"status", "start", "stop"}),
+        ("llamactl pages f", "2", {"fsck"}),
+        ("llamactl ledger --si", "2", {"--since"}),
+    ],
+)
+def test_what_a_shell_asks_for_is_completed(typed: str, number: str, said: set[str]) -> None:
+    asks = {"_LLAMACTL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": number}
+    done = subprocess.run(
+        COMMAND, capture_output=True, text=True, env=os.environ | asks, check=True
+    )
+    assert set(done.stdout.split()) == said
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"]])
+def test_an_interrupt_while_the_parser_is_imported_is_130_as_well(words: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from llamactl_cli.main import main\n"
+        f"sys.exit(main({words!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert "interrupted" in done.stderr
+
+
 @pytest.mark.usefixtures("home")
 def test_help_loads_nothing_heavy() -> None:
     script = (
@@ -349,3 +400,20 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = set(json.loads(done.stderr))
     heavy = {"httpx", "rich", "fastapi", "psutil", "llamactl_builder", "llamactl_supervisor.config"}
     assert not loaded & heavy
+
+
+@pytest.mark.usefixtures("home")
+def test_status_loads_only_what_it_needs() -> None:
+    script = (
+        "import sys, json; from llamactl_cli.main import main; main(['status']);"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ
+    )
+    loaded = set(json.loads(done.stdout))
+    heavy = {"httpx", "rich", "fastapi", "uvicorn", "psutil", "llamactl_builder"}
+    assert not loaded & heavy
+    assert {name for name in loaded if name.startswith("llamactl_cli.commands.")} == {
+        "llamactl_cli.commands.status"
+    }

@@ -199,6 +199,15 @@ def test_a_context_grows_and_shrinks_under_a_stream_without_a_weight_being_reloa
     assert status["engine"]["last_reconfigure"] == receipt
     assert (status["weight_loads"], status["loads_avoided"]) == (1, 1)
     assert status["drift"]["n_seq"] == {"asked": 2, "live": 4}
+    held = [slot["n_prompt_tokens"] for slot in status["holds"]["slots"]]
+    assert len(held) == 4
+    assert max(held) > grown.n_generated
+    memory = status["memory"]
+    parts = ("weights_bytes", "files_bytes", "pages_bytes", "contexts_bytes")
+    assert sum(memory[part] for part in parts) == memory["resident_bytes"]
+    assert 0.5 < memory["weights_bytes"] / Path(up["model"]).stat().st_size <= 1.01
+    assert memory["committed_bytes"] == receipt["bytes_needed"]
+    assert [pause["pause_ms"] for pause in status["pauses"]] == [receipt["pause_ms"]]
 
     shrunk, receipt = shell.reconfigure_under_a_stream(**first)
     assert shrunk == control

@@ -16,7 +16,12 @@ from llamactl_supervisor import events as ev
 from llamactl_supervisor.engine import EngineClient
 from llamactl_supervisor.errors import LlamactlError
 from llamactl_supervisor.events import EngineFacts, EngineProcess
-from llamactl_supervisor.models import OperationKind, ProcessIdentity, ReconfigureRequest
+from llamactl_supervisor.models import (
+    EngineLook,
+    OperationKind,
+    ProcessIdentity,
+    ReconfigureRequest,
+)
 
 GEOMETRY = {"n_ctx": 16384, "n_seq": 2, "from_tomorrow": 1}
 PROPS = {"instance_id": "abc", "context_geometry": GEOMETRY, "n_weight_loads": 1, "total_slots": 2}
@@ -49,7 +54,10 @@ def ask(
         if bodies is not None:
             size = next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length:"))
             bodies.append(json.loads(await reader.readexactly(int(size.split()[1]))))
-        writer.write(answers[head.split()[1].decode()])
+        answer = answers[head.split()[1].decode()]
+        if not answer:
+            await reader.read()  # silence, until the client hangs up
+        writer.write(answer)
         await writer.drain()
         writer.close()
 
@@ -293,3 +301,54 @@ def test_calls_that_wait_keep_no_other_from_being_sent() -> None:
                     await client.close()
 
     asyncio.run(scenario())
+
+
+WITHIN_S = 10.0
+SLOT = {"id": 0, "n_ctx": 8192, "is_processing": True, "n_prompt_tokens": 40}
+FOX = {"name": "fox", "n_tokens": 7, "n_bytes": 7168}
+
+
+def look(**answers: bytes) -> EngineLook:
+    paths = {"/props": http(200, PROPS), "/pages": http(200, [FOX])}
+    paths |= {f"/{name}": answer for name, answer in answers.items()}
+    return ask(lambda client: asyncio.wait_for(client.look(), WITHIN_S), paths)
+
+
+def test_a_look_takes_the_slots_without_their_requests() -> None:
+    slots = http(200, [SLOT | {"params": {"seed": 1}, "prompt": "what a user typed"}])
+    found = look(slots=slots)
+    assert found.model_dump(mode="json", exclude_unset=True) == {
+        "asleep": False,
+        "slots": [SLOT],
+        "pages": [FOX],
+    }
+
+
+def test_a_look_wakes_no_sleeping_engine() -> None:
+    """Here it would be answered by nobody, and fail."""
+    found = look(props=http(200, PROPS | {"is_sleeping": True}))
+    assert (found.asleep, found.slots, found.problem) == (True, None, None)
+    assert [page.name for page in found.pages] == ["fox"]
+
+
+def test_a_look_does_not_wait_for_a_long_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LOOK_S", 0.05)
+    found = look(slots=b"")
+    assert found.slots is None
+    assert found.problem is not None
+    assert found.problem.code == "engine_unreachable"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (http(501, {"error": {"type": "not_supported_error", "message": "no"}}), "not_supported"),
+        (http(200, b"[{}]"), "engine_answer_broken"),
+    ],
+)
+def test_a_look_without_slots_says_why(answer: bytes, code: str) -> None:
+    found = look(slots=answer)
+    assert found.slots is None
+    assert found.problem is not None
+    assert found.problem.code == code
+    assert [page.name for page in found.pages] == ["fox"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pytest
 from llamactl_supervisor import ledger
-from llamactl_supervisor.models import Geometry
+from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.models import AvoidedLine, Geometry, Ledger, LedgerLine, LoadLine, Totals
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-LOAD = ledger.LoadLine(
+LOAD = LoadLine(
     at=AT,
     generation=1,
     cause="up",
@@ -25,7 +28,7 @@ LOAD = ledger.LoadLine(
 
 if TYPE_CHECKING:
     from pathlib import Path
-AVOIDED = ledger.AvoidedLine(
+AVOIDED = AvoidedLine(
     at=AT,
     by="me",
     pause_ms=79.5,
@@ -36,7 +39,7 @@ AVOIDED = ledger.AvoidedLine(
 
 
 def test_no_ledger_is_an_empty_one(tmp_path: Path) -> None:
-    assert ledger.totals(tmp_path / "ledger.jsonl") == ledger.Totals()
+    assert ledger.read(tmp_path / "ledger.jsonl") == Ledger(lines=(), totals=Totals())
 
 
 def test_lines_add_up(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ def test_lines_add_up(tmp_path: Path) -> None:
     failed = LOAD.model_copy(update={"loaded": False})
     for entry in (LOAD, AVOIDED, failed, AVOIDED, AVOIDED):
         ledger.append(path, entry)
-    assert ledger.totals(path) == ledger.Totals(weight_loads=1, loads_avoided=3)
+    assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=3)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -54,4 +57,71 @@ def test_a_torn_line_costs_itself_only(tmp_path: Path) -> None:
     with path.open("a") as torn:
         torn.write('{"v":1,"kind":"load","at":"20')
     ledger.append(path, AVOIDED)
-    assert ledger.totals(path) == ledger.Totals(weight_loads=1, loads_avoided=1)
+    assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=1)
+
+
+def test_the_newest_lines_are_read_and_all_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    days: list[LedgerLine] = [
+        LOAD.model_copy(update={"at": AT + timedelta(days=day)}) for day in range(4)
+    ]
+    for entry in (*days, AVOIDED.model_copy(update={"at": AT + timedelta(days=9)})):
+        ledger.append(path, entry)
+    totals = Totals(weight_loads=4, loads_avoided=1)
+    found = ledger.read(path, limit=2)
+    assert [line.at.day for line in found.lines] == [4, 10]
+    assert isinstance(found.lines[1], AvoidedLine)
+    assert found.totals == totals
+    found = ledger.read(path, since=AT + timedelta(days=3))
+    assert [line.at.day for line in found.lines] == [4, 10]
+    assert ledger.read(path, limit=0) == Ledger(lines=(), totals=totals)
+
+
+def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LlamactlError, match=r"the ledger .* cannot be read") as raised:
+        ledger.read(tmp_path)
+    assert raised.value.code == "state_unreadable"
+
+
+def test_wherever_a_line_is_torn_the_others_stay(tmp_path: Path) -> None:
+    """A crash at each byte of the last line; the next append is whole, and is the newest."""
+    path = tmp_path / "ledger.jsonl"
+    ledger.append(path, LOAD)
+    before = path.read_bytes()
+    ledger.append(path, AVOIDED)
+    whole = path.read_bytes()
+    for size in range(len(before), len(whole)):
+        path.write_bytes(whole[:size])
+        ledger.append(path, AVOIDED)
+        torn = size - len(before)
+        kept = 2 if torn == len(whole) - len(before) - 1 else 1  # only its line end was missing
+        assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=kept), torn
+        assert ledger.recent(path, 1) == [AVOIDED]
+
+
+def test_a_line_that_the_disk_takes_in_part_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller counts it as lost; the rest of it costs itself only."""
+    path = tmp_path / "ledger.jsonl"
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+        with pytest.raises(OSError, match="No space left"):
+            ledger.append(path, LOAD)
+    ledger.append(path, LOAD)
+    assert ledger.read(path).lines == (LOAD,)
+
+
+def test_the_recent_lines_are_the_last_of_a_long_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    assert ledger.recent(path, 3) == []
+    loads = [LOAD.model_copy(update={"generation": number}) for number in range(9)]
+    for entry in loads:
+        ledger.append(path, entry)
+    assert ledger.recent(path, 3) == loads[-3:]
+    size = len(path.read_bytes()) // 9
+    monkeypatch.setattr(ledger, "RECENT_BYTES", size * 2 + 5)  # begins in the middle of a line
+    assert ledger.recent(path, 9) == loads[-2:]

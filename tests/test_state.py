@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llamactl_supervisor import events as ev
+from llamactl_supervisor.config import Config
 from llamactl_supervisor.models import (
     EngineState,
     Intent,
@@ -19,6 +20,7 @@ from llamactl_supervisor.state import reduce
 from machine import (
     AT,
     CHANGE,
+    CONFIG,
     EMPTY,
     EVENTS,
     FACTS,
@@ -64,19 +66,29 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
     assert not set(ends) & left, "an ended operation still waits"
     assert not {*before.waiting, *before.paging} - left - set(ends), "an operation was forgotten"
     if isinstance(event, ev.Command):
+        reads = ev.ReadConfig(event.operation) in effects
+        assert [event.operation in ends, event.operation in left, reads].count(True) == 1
+    if isinstance(event, ev.ConfigRead | ev.ConfigBroken):
         assert (event.operation in ends) ^ (event.operation in left)
+    assert (after.reloading is None) or after.state is EngineState.RECONFIGURING
+    assert after.process is None or after.desired is None or after.running is not None
     if after.state not in SERVING:
         assert not after.paging, "a page verb outlives the service"
     assert len(after.paging) <= PAGING_MAX
     if after.state in {EngineState.STOPPED, EngineState.READY, EngineState.FAILED}:
         assert not after.waiting
+    check_deadlines(after)
+    return after
+
+
+def check_deadlines(after: Snapshot) -> None:
+    """Hold a snapshot against what may be waited for in its state."""
     if after.state in {EngineState.STARTING, EngineState.CRASHED}:
         assert after.deadline is not None
     if after.state in {EngineState.STOPPED, EngineState.FAILED}:
         assert after.deadline is None
     if after.trial_ends is not None:
         assert after.override is not None, "no geometry is on trial"
-    return after
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=repr)
@@ -136,7 +148,9 @@ def test_no_sequence_breaks_the_invariants(steps: list[tuple[int, float]]) -> No
         now += passed_s
         commands = [event for event in EVENTS if isinstance(event, ev.Command)]
         paged = [ev.PageEnded(name, PAGED) for name in snapshot.paging]
+        configs = [ev.ConfigRead(f"c{number}", CONFIG), ev.ConfigRead(f"c{number}", Config())]
         possible = [*commands, *paged, *world.facts(), *world.facts(), ev.Tick(), ev.Resume()]
+        possible += configs
         event = possible[choice % len(possible)]
         if isinstance(event, ev.Command):
             event = replace(event, operation=f"o{number}")

@@ -13,6 +13,7 @@ from llamactl_supervisor.state import reduce
 from machine import (
     AT,
     CHANGE,
+    CONFIG,
     FACTS,
     NOW,
     OTHER,
@@ -30,19 +31,25 @@ TABLE = """
 stopped
     up, up another -> starting: spawn
     start, restart, reconfigure, page -> stays: reject
-    stop -> stays: ok
+    stop, config read -> stays: ok
     down -> stays: ok exit
+    reload -> stays: read
+    config broken -> stays: fail
     found -> stopping: watch
 wanted
     up, up another, start, restart, resume -> starting: spawn
-    stop -> stays: ok
+    stop, config read -> stays: ok
     down -> stays: ok exit
     reconfigure, page -> stays: reject
+    reload -> stays: read
+    config broken -> stays: fail
     found -> starting: watch
 spawning
     up, start -> stays
     up another, restart, reconfigure, page -> stays: reject
     stop, down -> stopping: fail
+    reload -> stays: read
+    config read, config broken -> stays: fail
     tick -> stopping
     spawned -> stays: watch
     spawn failed -> failed: load fail
@@ -50,6 +57,8 @@ starting
     up, start, holder lost -> stays
     up another, restart, reconfigure, page -> stays: reject
     stop, down -> stopping: fail term
+    reload -> stays: read
+    config read, config broken -> stays: fail
     tick -> stopping: term
     healthy -> ready: ok load
     exited -> failed: load record fail
@@ -57,7 +66,9 @@ ready
     up, start -> stays: ok
     up another -> stays: reject
     stop, restart, down, wedged -> stopping: term
-    reconfigure -> reconfiguring: send
+    reconfigure, config read -> reconfiguring: send
+    reload -> stays: read
+    config broken -> stays: fail
     page -> stays: send
     tick, holder lost -> stays
     exited -> crashed: record
@@ -66,7 +77,9 @@ paging
     up, start, page ended -> stays: ok
     up another -> stays: reject
     stop, restart, down, wedged -> stopping: fail term
-    reconfigure -> reconfiguring: send
+    reconfigure, config read -> reconfiguring: send
+    reload -> stays: read
+    config broken -> stays: fail
     page -> stays: send
     tick, holder lost -> stays
     exited -> crashed: fail record
@@ -75,6 +88,19 @@ reconfiguring
     up, start -> stays: ok
     up another, restart, reconfigure -> stays: reject
     stop, down, wedged -> stopping: fail term
+    reload -> stays: read
+    config read, config broken -> stays: fail
+    page -> stays: send
+    tick, holder lost -> stays
+    exited -> crashed: record fail
+    reconfigured -> ready: avoided ok
+    not reconfigured -> ready: fail
+reloading
+    up, start -> stays: ok
+    up another, restart, reconfigure -> stays: reject
+    stop, down, wedged -> stopping: fail term
+    reload -> stays: read
+    config read, config broken -> stays: fail
     page -> stays: send
     tick, holder lost -> stays
     exited -> crashed: record fail
@@ -83,17 +109,22 @@ reconfiguring
 stopping
     up, up another, start, restart, reconfigure, page -> stays: reject
     stop, down, holder lost -> stays
+    reload -> stays: read
+    config read, config broken -> stays: fail
     tick -> stays: kill
     exited -> stopped: ok
     reconfigured -> stays: avoided
 stopping while spawning
     up, up another, start, restart, reconfigure, page -> stays: reject
     stop, down -> stays
+    reload -> stays: read
+    config read, config broken -> stays: fail
     spawned -> stays: watch term
     spawn failed -> stopped: ok
 restarting
     up, up another, start, restart, reconfigure, page -> stays: reject
-    stop, down -> stays: fail
+    stop, down, config read, config broken -> stays: fail
+    reload -> stays: read
     tick -> stays: kill
     holder lost -> stays
     exited -> starting: spawn
@@ -101,18 +132,22 @@ restarting
 replacing
     up, up another, start, restart, reconfigure, page -> stays: reject
     stop, down, holder lost -> stays
+    reload -> stays: read
+    config read, config broken -> stays: fail
     tick -> stays: kill
     exited -> crashed: record
     reconfigured -> stays: avoided
 load stalled
     up, up another, start, restart, reconfigure, page -> stays: reject
-    stop, down -> stays: fail
+    stop, down, config read, config broken -> stays: fail
+    reload -> stays: read
     tick -> stays: kill
     holder lost -> stays
     exited -> failed: load record fail
 going down
-    up, up another, start, stop, restart, reconfigure, page -> stays: reject
+    up, up another, start, stop, restart, reconfigure, reload, page -> stays: reject
     down, holder lost -> stays
+    config read, config broken -> stays: fail
     tick -> stays: kill
     exited -> stopped: ok exit
     reconfigured -> stays: avoided
@@ -121,11 +156,17 @@ crashed
     stop -> stopped: ok
     down -> stopped: ok exit
     reconfigure, page -> stays: reject
+    reload -> stays: read
+    config read -> stays: ok
+    config broken -> stays: fail
 failed
     up, up another, start, restart -> starting: spawn
     stop -> stopped: ok
     down -> stopped: ok exit
     reconfigure, page -> stays: reject
+    reload -> stays: read
+    config read -> stays: ok
+    config broken -> stays: fail
 """
 
 EVENTS: dict[str, ev.Event] = {
@@ -136,6 +177,9 @@ EVENTS: dict[str, ev.Event] = {
     "restart": ev.Restart("o"),
     "down": ev.Down("o"),
     "reconfigure": ev.Reconfigure("o", CHANGE),
+    "reload": ev.Reload("o"),
+    "config read": ev.ConfigRead("c", CONFIG),
+    "config broken": ev.ConfigBroken("c", PROBLEM),
     "page": ev.Page("o", OperationKind.PAGE_OUT, "fox", 1),
     "page ended": ev.PageEnded("p", PAGED),
     "resume": ev.Resume(),
@@ -164,6 +208,8 @@ EFFECTS = {
     ev.RecordAvoided: "avoided",
     ev.RecordCrash: "record",
     ev.Exit: "exit",
+    ev.ReadConfig: "read",
+    ev.UseSettings: "use",
 }
 
 

@@ -118,7 +118,7 @@ def test_an_engine_that_uses_the_processor_is_given_the_long_limit(box: Sandbox)
 def test_an_engine_that_answers_no_question_is_replaced(box: Sandbox) -> None:
     box.start()
     box.up("--fake-older")
-    box.say(mute=True)
+    box.say(answers=False)
     until_generation(box, 2)
     assert crash_record(box)["evidence"]["answers"] is False
 

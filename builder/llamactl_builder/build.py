@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from llamactl_builder import (
     sync,
     toolchain,
 )
-from llamactl_builder.errors import os_errors
+from llamactl_builder.errors import BuilderError, os_errors
 from llamactl_builder.progress import Progress, ProgressCallback, silent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class EngineBuild:
 
 @dataclass(frozen=True)
 class ToolsBuild:
-    """The test programs (`cmake.TEST_TARGETS`) of one engine's source and options."""
+    """Programs of one engine's source and options that stand apart from it."""
 
     directory: Path
     cached: bool
@@ -134,11 +134,18 @@ def ensure_engine(
     return answer(cached=False)
 
 
+@os_errors("Looking for the engine")
+def cached_engine() -> Path | None:
+    """The engine for this machine if it was built before; None otherwise. Builds nothing."""
+    program = _home(_recipe(unpatched=False, cmake_args=())) / cmake.TARGET
+    return program if program.is_file() else None
+
+
 @os_errors("Building the test programs")
 def ensure_test_tools(
     *, progress: ProgressCallback | None = None, model: Path | None = None
 ) -> ToolsBuild:
-    """The test programs of the patched engine, built beside it. Raises BuilderError.
+    """The test programs (`cmake.TEST_TARGETS`) of the patched engine. Raises BuilderError.
 
     They are compiled in the engine's own work directory, with the options that its binary was
     accepted with; `model` is for the engine, where that has to be built first.
@@ -146,17 +153,56 @@ def ensure_test_tools(
     progress = progress or silent
     ensure_engine(progress=progress, model=model)
     recipe = _recipe(unpatched=False, cmake_args=())
-    home = paths.cache_dir() / "test-tools" / _digest(recipe.key, cmake.TEST_TARGETS)
+    options = json.loads((_home(recipe) / RECORD).read_text("utf-8"))["options"]
+    return _ensure_apart(recipe, "test-tools", cmake.TEST_TARGETS, options, progress)
+
+
+@os_errors("Building the programs for page files")
+def ensure_programs(*, progress: ProgressCallback | None = None) -> ToolsBuild:
+    """The programs beside the patched engine, built without it. Raises BuilderError.
+
+    They need neither libllama nor a model, so this takes seconds where an engine takes minutes.
+    """
+    recipe = _recipe(unpatched=False, cmake_args=())
+    options = recipe.cmake_options(amx=recipe.native.amx_granted)
+    return _ensure_apart(recipe, "programs", cmake.PATCHED_TARGETS, options, progress or silent)
+
+
+@os_errors("Looking for an engine")
+def built_engine(program: str) -> Path | None:
+    """An engine in the cache with `program` beside it: this machine's, else the newest one.
+
+    Nothing is built or fetched, and without a compiler it is the newest one. None: there is none.
+    """
+    engines = paths.cache_dir() / "engines"
+    records = sorted(engines.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
+    homes = [record.parent for record in reversed(records)]
+    with suppress(BuilderError):
+        homes.insert(0, _home(_recipe(unpatched=False, cmake_args=())))
+    for home in homes:
+        if (home / cmake.TARGET).is_file() and (home / program).is_file():
+            return home / cmake.TARGET
+    return None
+
+
+def _ensure_apart(
+    recipe: Recipe,
+    kind: str,
+    targets: Sequence[str],
+    options: list[str],
+    progress: ProgressCallback,
+) -> ToolsBuild:
+    """Build targets in the engine's work directory and place them in one of their own."""
+    home = paths.cache_dir() / kind / _digest(recipe.key, targets)
     if home.is_dir():
         return ToolsBuild(home, cached=True)
     with _work_locked(recipe, progress) as work:
         if home.is_dir():
             return ToolsBuild(home, cached=True)
-        options = json.loads((_home(recipe) / RECORD).read_text("utf-8"))["options"]
         tools = _prepare(recipe, work, progress)
-        tools.compile(options, cmake.TEST_TARGETS, progress)
-        record = {"engine": recipe.key, "options": options}
-        _place([tools.program(name) for name in cmake.TEST_TARGETS], home, record)
+        tools.compile(options, targets, progress)
+        record: dict[str, object] = {"engine": recipe.key, "options": options}
+        _place([tools.program(name) for name in targets], home, record)
     return ToolsBuild(home, cached=False)
 
 

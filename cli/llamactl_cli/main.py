@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
-import typer
 from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 
-from llamactl_cli.app import app
 from llamactl_cli.output import JSON_FLAG, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMAND = "llamactl"
+COMPLETE = "_LLAMACTL_COMPLETE"
+"""Set by the script of `llamactl completion` when a shell asks for completions."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,23 +27,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LlamactlError as exc:
         output.fail(exc)
         return exc.exit_code
-    except typer.TyperException as exc:
-        where = getattr(getattr(exc, "ctx", None), "command_path", COMMAND)
-        hint = f"`{where} --help` lists what it takes"
-        output.fail(error(Code.INVALID_REQUEST, exc.format_message(), hint=hint))
-        return ExitCode.USAGE
     except OSError as exc:
         what = exc.strerror or str(exc)
         message = what if exc.filename is None else f"{exc.filename}: {what}"
         output.fail(error("os_error", message))
         return ExitCode.FAILED
+    except KeyboardInterrupt:
+        output.fail(error("interrupted", "interrupted"))
+        return ExitCode.INTERRUPTED
 
 
 def program(words: list[str], output: Output) -> int:
     """Run the command and return its exit code; every failure is an exception."""
-    code = app(args=words, prog_name=COMMAND, standalone_mode=False, obj=output)
+    # Not at the top: an interrupt while the parser is imported is one like any other.
+    import typer
+
+    from llamactl_cli.app import application
+
+    if COMPLETE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+    try:
+        app = application(words[0])
+        code = app(args=words, prog_name=COMMAND, standalone_mode=False, obj=output)
+    except typer.TyperException as exc:
+        where = getattr(getattr(exc, "ctx", None), "command_path", COMMAND)
+        hint = f"`{where} --help` lists what it takes"
+        raise error(Code.INVALID_REQUEST, exc.format_message(), hint=hint) from exc
     if code == ExitCode.INTERRUPTED:
-        output.fail(error("interrupted", "interrupted"))
+        raise KeyboardInterrupt
     return code or ExitCode.OK
 
 

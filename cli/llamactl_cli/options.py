@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-TOKENS_PER_K = 1024
 LOG_LINES_MAX = 100_000
+LEDGER_LINES_MAX = 10_000
 TIMEOUT_S_MAX = 7 * 24 * 3600.0
 PAGE_DAYS_MAX = 36500
 PAGE_DAYS = 30
@@ -22,11 +22,10 @@ RECONFIGURE_TIMEOUT_S = 180.0
 
 
 def tokens(text: str) -> int:
-    """Return a number of tokens; `128k` is 131072."""
-    from llamactl_supervisor.models import N_CTX_MAX
+    """Return a number of tokens; `128k` is 131072, `1m` is 1048576."""
+    from llamactl_supervisor.models import N_CTX_MAX, parse_tokens
 
-    found = re.fullmatch(r"([0-9]{1,18})([kK]?)", text)
-    value = int(found[1]) * (TOKENS_PER_K if found[2] else 1) if found else 0
+    value = parse_tokens(text) or 0
     if not 1 <= value <= N_CTX_MAX:
         message = f"must be a number of tokens from 1 to {N_CTX_MAX} (128k is 131072), not {text!r}"
         raise typer.BadParameter(message)
@@ -57,6 +56,11 @@ def port(text: str) -> int:
 def log_lines(text: str | int) -> int:
     """Return a number of log lines. A default comes this way as well, as the number it is."""
     return _whole(str(text), "a number of lines", 0, LOG_LINES_MAX)
+
+
+def ledger_lines(text: str) -> int:
+    """Return a number of ledger lines."""
+    return _whole(text, "a number of lines", 1, LEDGER_LINES_MAX)
 
 
 def page_days(text: str | int) -> int:

@@ -23,6 +23,9 @@ class Provider:
     """Builds and fetches with progress on stderr; `steps` names what had to be done."""
 
     def __init__(self, output: Output) -> None:
+        from llamactl_supervisor.config import load_paths
+
+        os.environ.update(load_paths().env())  # all that the builder knows of a configuration
         self._output = output
         self.steps: list[str] = []
 
@@ -32,6 +35,19 @@ class Provider:
 
         with self._reporting() as report:
             return build.ensure_engine(unpatched=unpatched, cmake_args=cmake_args, progress=report)
+
+    def program(self, name: str) -> Path:
+        """Return a program that stands beside engines: of one that is built, else built alone.
+
+        No model is fetched.
+        """
+        from llamactl_builder import build
+
+        with self._reporting() as report:
+            engine = build.built_engine(name)
+            if engine is not None:
+                return engine.with_name(name)
+            return build.ensure_programs(progress=report).directory / name
 
     def default_model(self) -> Path:
         """Return the default model, fetched if it is missing."""
@@ -63,19 +79,18 @@ class Provider:
             raise FailedError(exc.code, exc.message, hint=exc.hint) from exc
 
 
-def given_model(path: Path) -> Path:
-    """Return the absolute path of the caller's model if it is a GGUF file."""
+def given_model(path: Path) -> None:
+    """Prove that the caller's model is a GGUF file."""
     from llamactl_builder import models
     from llamactl_builder.errors import ModelError
 
     try:
-        return models.check_gguf(path)
+        models.check_gguf(path)
     except ModelError as exc:
         raise InvalidRequestError(exc.code, exc.message, hint=exc.hint) from exc
 
 
-def given_engine(path: Path) -> Path:
-    """Return the absolute path of the caller's llama-server if it is a program."""
+def given_engine(path: Path, source: str) -> None:
+    """Prove that the llama-server that `source` gave is a program."""
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise typer.BadParameter(f"{path} is not a program that can be run", param_hint="--engine")
-    return path.absolute()
+        raise typer.BadParameter(f"{path} is not a program that can be run", param_hint=source)

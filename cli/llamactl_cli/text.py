@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
-    from llamactl_supervisor.models import Geometry
+    from llamactl_supervisor.models import Geometry, LoadLine
 
 COLUMN_GAP = "  "
+SCREEN_COLUMNS = 80
+PATH_COLUMNS = 66
+"""What a screen has left for a path beside its name."""
 PHASE_MS_MIN = 0.05
 
 
@@ -20,9 +25,41 @@ def table(rows: Iterable[tuple[str, str | None]]) -> str:
     return "\n".join(f"{name:<{width}}{COLUMN_GAP}{value}" for name, value in shown)
 
 
+def screen(rows: Iterable[tuple[str, str | None]]) -> str:
+    """Return the table in 80 columns: a longer value goes on below. A word is never broken."""
+    from textwrap import wrap
+
+    shown = [(name, value) for name, value in rows if value is not None]
+    width = SCREEN_COLUMNS - max((len(name) for name, _ in shown), default=0) - len(COLUMN_GAP)
+    lines: list[tuple[str, str | None]] = []
+    for name, value in shown:
+        parts = wrap(value, width, break_long_words=False, break_on_hyphens=False) or [""]
+        lines += [(name, parts[0]), *(("", part) for part in parts[1:])]
+    return table(lines)
+
+
+def middle(text: str, width: int) -> str:
+    """Return the text in `width` columns: of a longer one, both ends around an ellipsis."""
+    if len(text) <= width:
+        return text
+    tail = (width - 3) * 2 // 3
+    return f"{text[: width - 3 - tail]}...{text[-tail:]}"
+
+
+def bar(part: int, whole: int, cells: int) -> str:
+    """Return `cells` characters, filled as far as `part` fills `whole`; anything shows as one."""
+    full = min(cells, cells * part // whole) if whole > 0 else 0
+    return ("#" * max(full, min(part, 1))).ljust(cells, ".")
+
+
 def printable(text: str) -> str:
     """Return the text with what would steer a terminal or break a line written out instead."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def value(setting: object) -> str:
+    """Return a value of the configuration as TOML writes it; `-` where there is none."""
+    return "-" if setting is None else json.dumps(setting, ensure_ascii=False)
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -53,6 +90,11 @@ def size(n_bytes: int) -> str:
     return f"{n_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def local(at: datetime) -> str:
+    """Return the moment in local time."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
 def seconds(value_s: float) -> str:
     """Return a time span with the two largest units that matter."""
     if value_s < 59.5:
@@ -80,6 +122,15 @@ def geometry(effective: Geometry) -> str:
         return f"{effective.n_ctx} tokens shared by {slots}"
     each = effective.n_ctx_seq or effective.n_ctx // effective.n_seq
     return f"{effective.n_ctx} tokens: {slots} of {each}"
+
+
+def shape(asked: Geometry | LoadLine) -> str:
+    """Return total and slots in short, e.g. `16k x 2`; a total that is no multiple is written out.
+
+    It is how both can be given to `reconfigure`.
+    """
+    thousands, rest = divmod(asked.n_ctx, 1024)
+    return f"{asked.n_ctx if rest else f'{thousands}k'} x {asked.n_seq}"
 
 
 def usable(effective: Geometry) -> str | None:

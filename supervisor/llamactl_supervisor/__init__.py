@@ -2,14 +2,21 @@
 
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
-    0 pure: errors fields models config backoff launch plan events snapshot commands state view
+    0 pure: errors fields models paths settings api_settings resolve config
+    0 pure: backoff launch plan events snapshot commands reload state view engine_metrics
     0 pure, what the engine says: progress facts
-    1 one thing each: process ports store instances ledger crashes logs metrics operations engine
-    1 one socket each: listener client
+    1 one thing each: process ports store instances keys ledger crashes logs metrics operations
+    1 one thing each: engine
+    1 one file of its own: daemon_log
+    1 one socket each: listener tokens
     2 eyes: observer
-    3 hands: effects records control
-    4 the loop: daemon
-    5 the entry: __main__
+    2 the other end: client
+    3 hands: effects records scrape control
+    4 the door for strangers: guard
+    4 what is published: describe
+    5 every door: listeners
+    6 the loop: daemon
+    7 the entry: __main__
 
 `holder.py` stands apart: a program of its own, stdlib only, the engine's parent.
 """

@@ -10,8 +10,10 @@ import os
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 
-from llamactl_supervisor.config import Paths, Settings
+from llamactl_supervisor import daemon_log, describe
+from llamactl_supervisor.config import load
 from llamactl_supervisor.daemon import Daemon
 from llamactl_supervisor.errors import ExitCode, LlamactlError
 
@@ -41,14 +43,21 @@ class _Json(logging.Formatter):
 def main() -> int:
     """Serve, and return the process's exit code."""
     parser = argparse.ArgumentParser(prog="llamactl-supervisor")
-    serve = parser.add_subparsers(required=True).add_parser("serve", help="run the daemon")
+    commands = parser.add_subparsers(required=True, dest="command")
+    published = commands.add_parser("describe", help="print what is published about the daemon")
+    published.add_argument("what", choices=("openapi", "metrics"))
+    serve = commands.add_parser("serve", help="run the daemon")
     serve.add_argument("--log-format", choices=("text", "json"), default="text")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
     serve.add_argument(
         "--no-resume",
         action="store_true",
-        help="wait for a request instead of loading the engine that was up last",
+        help="wait for a request instead of loading the configured engine or the last one",
     )
     arguments = parser.parse_args()
+    if arguments.command == "describe":
+        sys.stdout.write(getattr(describe, arguments.what)())
+        return ExitCode.OK
     os.umask(0o077)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if arguments.log_format == "json" else _Text())
@@ -56,12 +65,15 @@ def main() -> int:
     for noisy in ("httpx", "httpcore", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        paths = Paths.from_env()
-        paths.create()
-        daemon = Daemon(paths, Settings.from_env(), _version())
+        loaded = load(file=arguments.config)
+        loaded.paths.create()
+        settings = loaded.config.daemon
+        daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
+        daemon = Daemon(loaded, _version())
         asyncio.run(daemon.run(resume=not arguments.no_resume))
     except LlamactlError as exc:
-        logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)
+        hint = f" ({exc.hint})" if exc.hint else ""
+        logging.getLogger("llamactl").error("%s: %s%s", exc.code, exc.message, hint)
         return exc.exit_code
     return ExitCode.OK
 

@@ -21,10 +21,12 @@ from urllib.parse import quote, urlencode
 
 from pydantic import ValidationError
 
-from llamactl_supervisor.config import Paths, make_private_dir
+from llamactl_supervisor.config import daemon_env, load_paths
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    EngineLook,
+    Ledger,
     Operation,
     OperationState,
     PageDropRequest,
@@ -39,12 +41,16 @@ from llamactl_supervisor.models import (
     UpRequest,
     Wire,
 )
+from llamactl_supervisor.paths import make_private_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+    from datetime import datetime
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
+    from llamactl_supervisor.models import LedgerLine
+    from llamactl_supervisor.paths import Paths
 
 ANSWER_S = 10.0
 """How long the daemon may take to answer where it does not have to ask the engine."""
@@ -80,7 +86,7 @@ class ControlClient:
     """
 
     def __init__(self, paths: Paths | None = None) -> None:
-        self.paths = Paths.from_env() if paths is None else paths
+        self.paths = load_paths() if paths is None else paths
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +139,14 @@ class ControlClient:
         body = request.model_dump(mode="json", exclude_none=True)
         return self._call(Operation, "POST", "/v1/reconfigure", body=body)
 
+    def reload(self) -> Operation:
+        """Have the daemon read its configuration again.
+
+        The operation's result is a `ReloadResult`. It fails as `config_refused` when the file is
+        broken and with the engine's reason when that declines; the old configuration stays then.
+        """
+        return self._call(Operation, "POST", "/v1/reload")
+
     def page_out(self, name: str, slot: int) -> Operation:
         """Take the slot's conversation out into host memory, as page `name`.
 
@@ -175,6 +189,20 @@ class ControlClient:
     def slots(self) -> Slots:
         """Return the engine's slots; a sleeping engine is woken and loads its weights."""
         return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
+
+    def look(self) -> EngineLook:
+        """Return what the engine holds now. Nothing is woken or waited for; `top` asks often."""
+        return self._call(EngineLook, "GET", "/v1/engine")
+
+    def ledger(self, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
+        """Return the ledger's newest `limit` lines from `since` (with a time zone) on.
+
+        The newest is last; without a limit they are as many as the daemon gives at most. The
+        totals are over the whole ledger.
+        """
+        given = {"since": None if since is None else since.isoformat(), "limit": limit}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        return self._call(Ledger, "GET", f"/v1/ledger?{query}")
 
     def _page(self, verb: str, request: PageDropRequest | PageFileRequest) -> Operation:
         return self._call(Operation, "POST", f"/v1/pages/{verb}", body=request.model_dump())
@@ -227,13 +255,18 @@ class ControlClient:
         finally:
             os.close(daemon_fd)
 
-    def logs(self, *, lines: int = 200, follow: bool = False) -> Generator[str, None, None]:
+    def logs(
+        self, *, lines: int = 200, follow: bool = False, since: datetime | None = None
+    ) -> Generator[str, None, None]:
         """Yield the engine's last log lines, without line ends; `follow` yields new ones for ever.
 
+        `since`, with a time zone, leaves older ones out.
         A line is `<UTC time> <stdout|stderr> <what the engine wrote>`.
         """
-        query = urlencode({"lines": lines, "follow": str(follow).lower()})
-        path = f"/v1/logs?{query}"
+        asked = {"lines": lines, "follow": str(follow).lower()}
+        if since is not None:
+            asked["since"] = since.isoformat()
+        path = f"/v1/logs?{urlencode(asked)}"
         with closing(self._connect(None if follow else ANSWER_S)) as connection:
             answer = self._ask(connection, "GET", path)
             try:
@@ -303,6 +336,20 @@ class ControlClient:
         )
 
 
+def read_ledger(paths: Paths, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
+    """Return what `ControlClient.ledger` does, without a daemon. Raises `state_unreadable`."""
+    from llamactl_supervisor import ledger
+
+    return ledger.read(paths.ledger_file, since=since, limit=limit)
+
+
+def recent_lines(paths: Paths, count: int) -> list[LedgerLine]:
+    """Return the ledger's last lines at once, however long it is, without a daemon."""
+    from llamactl_supervisor import ledger
+
+    return ledger.recent(paths.ledger_file, count)
+
+
 def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START_S) -> None:
     """Start a daemon that outlives this process; return when its control socket answers.
 
@@ -323,6 +370,7 @@ def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START
             stdout=log_fd,
             stderr=log_fd,
             start_new_session=True,
+            env=daemon_env(paths),
             cwd="/",
         )
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from llamactl_supervisor.models import ExitRecord, Geometry, Override, Wire
@@ -43,10 +42,9 @@ class CrashRecord(Wire):
     exit: ExitRecord
 
 
-def of(effect: ev.RecordCrash, secrets: Iterable[str]) -> CrashRecord:
+def of(effect: ev.RecordCrash, uptime_s: float, secrets: Iterable[str]) -> CrashRecord:
     """Return the record, without the `secrets` and what looks like one in the engine's words."""
     engine, record = effect.process.engine, effect.record
-    born_s = engine.start_ticks / os.sysconf("SC_CLK_TCK")
     hidden = tuple(filter(None, secrets))
     lines = tuple(_redacted(line, hidden) for line in record.last_lines)
     evidence = {k: v for k, v in effect.problem.details.items() if k != "last_lines"}
@@ -55,7 +53,7 @@ def of(effect: ev.RecordCrash, secrets: Iterable[str]) -> CrashRecord:
         instance_id=effect.process.instance_id,
         pid=engine.pid,
         cause=effect.cause,
-        uptime_s=round(max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - born_s), 1),
+        uptime_s=round(uptime_s, 1),
         code=effect.problem.code,
         message=effect.problem.message,
         evidence=evidence,

@@ -12,25 +12,35 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import listener, logs, store, view
+from llamactl_supervisor import ledger, logs, reload, store, view
 from llamactl_supervisor.commands import not_serving
-from llamactl_supervisor.control import create_app
+from llamactl_supervisor.config import config_refused
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.launch import instance_id
-from llamactl_supervisor.models import DaemonStatus, OperationKind
+from llamactl_supervisor.listeners import Listeners
+from llamactl_supervisor.models import DaemonStatus, OperationKind, Problem, ReloadResult
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
+from llamactl_supervisor.scrape import Scrape
 from llamactl_supervisor.snapshot import IDLE, Snapshot
 from llamactl_supervisor.state import reduce
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from llamactl_supervisor.config import Paths, Settings
+    from llamactl_supervisor.config import Loaded
     from llamactl_supervisor.engine import EngineClient
-    from llamactl_supervisor.models import Operation, Pages, Slots, Status
+    from llamactl_supervisor.models import (
+        EngineLook,
+        Ledger,
+        Operation,
+        OperationResult,
+        Pages,
+        Slots,
+        Status,
+    )
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -38,8 +48,9 @@ log = logging.getLogger("llamactl.daemon")
 class Daemon:
     """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
 
-    def __init__(self, paths: Paths, settings: Settings, version: str) -> None:
-        self._paths, self._settings, self._version = paths, settings, version
+    def __init__(self, loaded: Loaded, version: str) -> None:
+        paths, settings = loaded.paths, loaded.config.daemon
+        self._loaded, self._paths, self._version = loaded, paths, version
         self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._operations = Operations()
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -47,6 +58,7 @@ class Daemon:
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
         self._records = Records(paths)
+        self._scrape = Scrape(self._records.metrics, lambda: self._snapshot, self._engine)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
@@ -59,63 +71,86 @@ class Daemon:
         )
 
     async def run(self, *, resume: bool) -> None:
-        """Serve until the end. `resume`: load the engine that the saved intent asks for.
+        """Serve until the end. `resume`: load the engine of the configuration or saved intent.
 
         An engine that still runs is adopted in any case. Raises `daemon_running`,
-        `state_unreadable`, `insecure_directory`.
+        `state_unreadable`, `insecure_directory`, `config_invalid` when the configuration names a
+        model and nothing names a llama-server, and what `Listeners` raises.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
         try:
+            self._load()
+            listeners = Listeners(
+                *(self, self._version, self._paths.control_socket),
+                *(self._loaded.config.api, self._loaded.config.daemon.close_s),
+            )
             await self._take_over(resume=resume)
-            await self._serve()
+            await self._serve(listeners)
         finally:
             os.close(lock)
 
-    async def _take_over(self, *, resume: bool) -> None:
+    def _load(self) -> None:
         self._saved, aside = store.load(self._paths.state_file)
         if aside is not None:
             log.error("state file made no sense; set aside as %s, starting afresh", aside)
         self._snapshot = Snapshot(
             seed=uuid4(),
-            settings=self._settings,
+            settings=self._loaded.config.daemon,
             intent=self._saved.intent,
             generation=self._saved.generation,
             desired=self._saved.desired,
+            running=self._saved.running,
             override=self._saved.override,
+            baseline=self._saved.baseline,
             facts=EngineFacts(last_reconfigure=self._saved.last_reconfigure),
             loads_recorded=self._saved.loads_recorded,
             last_good=self._saved.last_good,
             trial_ends=(
-                time.monotonic() + self._settings.override_trial_s if self._saved.on_trial else None
+                time.monotonic() + self._loaded.config.daemon.override_trial_s
+                if self._saved.on_trial
+                else None
             ),
         )
+
+    async def _take_over(self, *, resume: bool) -> None:
+        config = self._loaded.config
         found = self._effects.find(self._saved)
         if found is not None:
             log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
-            await self._step(ev.Found(found))
-        elif resume:
-            await self._step(ev.Resume())
+            await self._step(ev.Found(found, config))
+            for change in reload.unapplied(self._snapshot):
+                why = "%s is %r, configured as %r: a reload or a restart of the engine takes it"
+                log.warning(why, change.field, change.before, change.after)
+            return
+        if resume and config.engine.model is not None:
+            self._require_engine()
+        await self._step(ev.Resume(config, load=resume))
 
-    async def _serve(self) -> None:
-        control = listener.bind(self._paths.control_socket)
-        server = listener.Server(create_app(self, self._version), self._settings.close_s)
-        serving = asyncio.create_task(server.serve(sockets=[control]))
+    def _require_engine(self) -> None:
+        if self._loaded.config.engine.engine_path is None and self._saved.desired is None:
+            raise error(
+                Code.CONFIG_INVALID,
+                "engine.model is configured, engine.engine_path is not: no llama-server is known",
+                hint="`llamactl build` prints the path of one",
+            )
+
+    async def _serve(self, listeners: Listeners) -> None:
+        listeners.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
-        log.info("control socket=%s pid=%d", self._paths.control_socket, os.getpid())
+        loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload, signal.SIGHUP.name)
         try:
             while not self._ending.is_set():
                 await self._step(await self._next())
-            await self._operations.told(self._settings.close_s)
+            await self._operations.told(self._snapshot.settings.close_s)
         finally:
             self._ending.set()
-            self._paths.control_socket.unlink(missing_ok=True)
+            listeners.vanish()
             for future in self._accepted.values():
                 future.set_exception(error(Code.SHUTTING_DOWN, "the daemon is shutting down"))
-            server.should_exit = True
-            await serving
+            await listeners.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,7 +181,7 @@ class Daemon:
         for name in after.waiting:
             self._operations.progress(name, f"the engine is {after.state}")
         if before.state is not after.state:
-            self._records.state(before.state, after)
+            self._records.state(before, after)
             log.info(
                 "state=%s from=%s event=%s generation=%d crashes=%d",
                 *(after.state, before.state, type(event).__name__),
@@ -162,7 +197,9 @@ class Daemon:
             intent=snapshot.intent,
             generation=snapshot.generation,
             desired=snapshot.desired,
+            running=snapshot.running,
             override=snapshot.override,
+            baseline=snapshot.baseline,
             instance_id=name,
             process=process,
             loads_recorded=snapshot.loads_recorded,
@@ -185,11 +222,11 @@ class Daemon:
             case ev.Finish() | ev.Fail() | ev.Reject():
                 self._answer(effect)
             case ev.Spawn():
-                waiting = self._snapshot.waiting
-                self._records.spawned(self._by(waiting[0]) if waiting else "daemon")
+                by = [self._by(name) for name in self._snapshot.waiting[:1]] or ["daemon"]
+                self._records.spawned(by[0])
                 self._start(self._effects.spawn(effect, self._unsaved))
-            case ev.Watch() if self._snapshot.desired is not None:
-                self._start(self._effects.watch(effect, self._snapshot.desired.spec))
+            case ev.Watch():
+                self._start(self._effects.watch(effect))
             case ev.Signal():
                 self._effects.signal(effect)
             case ev.SendReconfigure():
@@ -198,6 +235,8 @@ class Daemon:
                 waits = f"the engine takes {effect.command.subject} in its turn"
                 self._operations.progress(effect.command.operation, waits)
                 self._start(self._effects.page(effect))
+            case ev.ReadConfig() | ev.UseSettings():
+                self._configure(effect)
             case ev.RecordLoad() | ev.RecordAvoided() | ev.RecordCrash():
                 self._start(self._records.record(effect))
             case ev.Exit():
@@ -207,11 +246,16 @@ class Daemon:
         name = effect.operation
         if isinstance(effect, ev.Reject):
             self._operations.discard(name)
-            self._accepted.pop(name).set_exception(effect.problem.to_error())
+            if (future := self._accepted.pop(name, None)) is not None:
+                future.set_exception(effect.problem.to_error())
+            else:
+                log.warning("what a signal asked for is declined: %s", effect.problem.message)
             return
         outcome = effect.result if isinstance(effect, ev.Finish) else effect.problem
         kind = self._operations.end(name, outcome).kind
         self._records.ended(kind, outcome)
+        if kind is OperationKind.RELOAD:
+            self._reload_ended(outcome)
         log.info("operation=%s kind=%s %s", name, kind, type(effect).__name__.lower())
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -232,6 +276,43 @@ class Daemon:
         operation = self._operations.create(OperationKind.DOWN, name)
         self._operations.nobody_asks(operation.id)
         self._queue.put_nowait(ev.Down(operation.id))
+
+    # --- reload: it begins and ends here, whoever asked for it and whatever comes of it ----------
+
+    def _asked_to_reload(self, name: str) -> None:
+        operation = self._operations.create(OperationKind.RELOAD, name)
+        self._queue.put_nowait(ev.Reload(operation.id))
+
+    def _configure(self, effect: ev.ReadConfig | ev.UseSettings) -> None:
+        if isinstance(effect, ev.UseSettings):
+            self._effects.use(effect.settings)
+            return
+        self._reload_begins(effect)
+        self._start(self._read_config(effect))
+
+    def _reload_begins(self, effect: ev.ReadConfig) -> None:
+        log.info("reload of %s by %s", self._loaded.file, self._by(effect.operation))
+
+    def _reload_ended(self, outcome: OperationResult | Problem) -> None:
+        if isinstance(outcome, Problem):
+            log.error("not reloaded, the old configuration stays: %s", outcome.message)
+        elif isinstance(outcome, ReloadResult):
+            for change in outcome.applied:
+                log.info("reloaded %s=%r, was %r", change.field, change.after, change.before)
+            for change in outcome.needs_restart:
+                whole = "engine" if change.field.startswith("engine.") else "daemon"
+                why = "%s is %r until the %s is restarted: configured as %r"
+                log.warning(why, change.field, change.before, whole, change.after)
+
+    async def _read_config(self, effect: ev.ReadConfig) -> None:
+        """Read what was read at the start, and post what came; a bad file is declined as such."""
+        try:
+            loaded = await asyncio.to_thread(self._loaded.again)
+        except LlamactlError as exc:
+            refused = config_refused(exc)
+            self._queue.put_nowait(ev.ConfigBroken(effect.operation, Problem.of(refused)))
+        else:
+            self._queue.put_nowait(ev.ConfigRead(effect.operation, loaded.config))
 
     # --- what the control API calls --------------------------------------------------------------
 
@@ -273,6 +354,10 @@ class Daemon:
         """Return the engine's slots; raises why it cannot be asked."""
         return await self._engine().slots()
 
+    async def look(self) -> EngineLook:
+        """Return what the engine holds; raises why it cannot be asked."""
+        return await self._engine().look()
+
     def _engine(self) -> EngineClient:
         problem, process = not_serving(self._snapshot), self._snapshot.process
         if problem is not None:
@@ -280,10 +365,19 @@ class Daemon:
         assert process is not None
         return self._effects.client(process)
 
-    def metrics(self) -> bytes:
-        """Return the metrics text."""
-        return self._records.metrics.text()
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        """Return the newest lines of the ledger; raises `state_unreadable`."""
+        return await asyncio.to_thread(
+            ledger.read, self._paths.ledger_file, since=since, limit=limit
+        )
 
-    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+    async def metrics(self) -> bytes:
+        """Return the metrics text, the engine's part included if it answers."""
+        return await self._scrape.text()
+
+    def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
         """Yield the engine's log; a follower ends with the daemon."""
-        return logs.read(self._paths.engine_log, count, follow=follow, until=self._ending)
+        path, until = self._paths.engine_log, self._ending
+        return logs.read(path, count, follow=follow, since=since, until=until)

@@ -1,4 +1,4 @@
-"""The engine over its private socket: its health, its properties, its reconfigure, its pages."""
+"""The engine over its private socket: health, properties, reconfigure, pages, metrics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    EngineLook,
     FileReceipt,
     Geometry,
     OperationKind,
     Page,
     PageReceipt,
     Pages,
+    Problem,
     Receipt,
     Slots,
     SlotState,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from llamactl_supervisor.events import EngineProcess
     from llamactl_supervisor.models import ReconfigureRequest
 
+LOOK_S = 0.5
+"""How long a look waits for the slots: the engine says them between two batches."""
 ANSWER_BYTES_MAX = 8 * 2**20
 """More than this is not an answer of llama-server."""
 
@@ -51,7 +55,7 @@ class _Props(_Document):
     context_geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
-    is_sleeping: bool | None = None
+    is_sleeping: bool = False
     compute_progress: _ComputeProgress | None = None
 
 
@@ -123,14 +127,7 @@ class EngineClient:
 
     async def props(self) -> EngineFacts:
         """Return the live geometry and the weight loads. Disturbs nothing, wakes nothing."""
-        status, body = await self._ask("GET", "/props", timeout_s=ANSWER_S)
-        props = self._read(_Props.model_validate_json, "/props", status, body)
-        if props.instance_id != self.process.instance_id:
-            raise error(
-                Code.ENGINE_UNPROVEN,
-                f"{self._path} answers as instance {props.instance_id}, "
-                f"not as {self.process.instance_id}",
-            )
+        props = await self._props()
         work = props.compute_progress
         return EngineFacts(
             props.context_geometry,
@@ -142,6 +139,17 @@ class EngineClient:
                 is_sleeping=props.is_sleeping,
             ),
         )
+
+    async def _props(self) -> _Props:
+        status, body = await self._ask("GET", "/props", timeout_s=ANSWER_S)
+        props = self._read(_Props.model_validate_json, "/props", status, body)
+        if props.instance_id != self.process.instance_id:
+            raise error(
+                Code.ENGINE_UNPROVEN,
+                f"{self._path} answers as instance {props.instance_id}, "
+                f"not as {self.process.instance_id}",
+            )
+        return props
 
     async def reconfigure(self, change: ReconfigureRequest) -> Receipt:
         """Ask for another geometry; waits as long as the engine's next safe point takes.
@@ -180,6 +188,28 @@ class EngineClient:
         """Return the slots and the parked ones. Wakes a sleeping engine."""
         status, body = await self._ask("GET", "/slots", timeout_s=ENGINE_READ_S)
         return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
+
+    async def look(self) -> EngineLook:
+        """Return what it holds. A sleeping engine sleeps on; a busy one may not say its slots."""
+        asleep = (await self._props()).is_sleeping
+        look = EngineLook(asleep=asleep, slots=None, pages=(await self.pages()).pages)
+        if asleep:
+            return look
+        try:
+            status, body = await self._ask("GET", "/slots", timeout_s=LOOK_S)
+            if status != httpx.codes.OK:
+                raise self._declined(Code.NOT_SUPPORTED, "/slots", status, body)
+            slots = self._read(_SLOTS.validate_json, "/slots", status, body)
+        except LlamactlError as exc:
+            return look.model_copy(update={"problem": Problem.of(exc)})
+        return look.model_copy(update={"slots": tuple(map(_bare, slots))})
+
+    async def metrics(self) -> bytes:
+        """Return the Prometheus exposition. Wakes nothing, but begins its averages anew."""
+        status, body = await self._ask("GET", "/metrics", timeout_s=ANSWER_S)
+        if status != httpx.codes.OK:
+            raise self._broken("/metrics", status, body)
+        return body
 
     async def _page(
         self, shape: type[_PageShape], slot: int, query: dict[str, str], wanted: object = None
@@ -266,3 +296,10 @@ class EngineClient:
             f"{path}: HTTP {status} from the engine with a body that makes no sense: {start!r}",
             details={"status": status, "body_start": start},
         )
+
+
+def _bare(slot: SlotState) -> SlotState:
+    """Return the slot without what else the engine says of it: its request's parameters."""
+    return SlotState.model_validate(
+        slot.model_dump(include=set(SlotState.model_fields), exclude_unset=True)
+    )

@@ -38,6 +38,8 @@ class Code(StrEnum):
     """Stable names of everything that can go wrong."""
 
     INVALID_REQUEST = "invalid_request"
+    CONFIG_INVALID = "config_invalid"
+    CONFIG_INSECURE = "config_insecure"
     OWNED_ARGUMENT = "owned_argument"
     PATH_TOO_LONG = "path_too_long"
 
@@ -46,7 +48,13 @@ class Code(StrEnum):
 
     DAEMON_UNREACHABLE = "daemon_unreachable"
 
+    # Over TCP only: who asks, and by which name.
+    FORBIDDEN = "forbidden"
+    HOST_REFUSED = "host_refused"
+    UNAUTHORIZED = "unauthorized"
+
     CONFLICT = "conflict"
+    CONFIG_REFUSED = "config_refused"
     DAEMON_RUNNING = "daemon_running"
     ENGINE_UNPROVEN = "engine_unproven"
     INSECURE_DIRECTORY = "insecure_directory"
@@ -169,12 +177,18 @@ class FailedError(LlamactlError):
 
 _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.INVALID_REQUEST: InvalidRequestError,
+    Code.CONFIG_INVALID: InvalidRequestError,
+    Code.CONFIG_INSECURE: InvalidRequestError,
     Code.OWNED_ARGUMENT: InvalidRequestError,
     Code.PATH_TOO_LONG: InvalidRequestError,
     Code.ENGINE_STOPPED: NotRunningError,
     Code.NO_SPEC: NotRunningError,
     Code.DAEMON_UNREACHABLE: DaemonUnreachableError,
+    Code.FORBIDDEN: RefusedError,
+    Code.HOST_REFUSED: RefusedError,
+    Code.UNAUTHORIZED: RefusedError,
     Code.CONFLICT: RefusedError,
+    Code.CONFIG_REFUSED: RefusedError,
     Code.DAEMON_RUNNING: RefusedError,
     Code.ENGINE_UNPROVEN: RefusedError,
     Code.INSECURE_DIRECTORY: RefusedError,
@@ -226,6 +240,9 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
 
 # Where the HTTP status is finer than the class: the engine's own statuses, and a plain 404.
 _STATUSES: dict[Code, int] = {
+    Code.FORBIDDEN: 403,
+    Code.HOST_REFUSED: 421,
+    Code.UNAUTHORIZED: 401,
     Code.INVALID_GEOMETRY: 400,
     Code.PAGE_OUT_FAILED: 500,
     Code.CONTEXT_BUILD_FAILED: 503,

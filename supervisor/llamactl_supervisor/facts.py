@@ -117,8 +117,8 @@ def load(
     snapshot: Snapshot, cause: ev.LoadCause, load_s: float | None, *, loaded: bool
 ) -> ev.RecordLoad:
     """Return the record of one load of this engine."""
-    assert snapshot.desired is not None
-    spec = live_spec(snapshot.desired.spec, snapshot.override)
+    assert snapshot.running is not None
+    spec = live_spec(snapshot.running.spec, snapshot.override)
     return ev.RecordLoad(
         snapshot.generation, cause, load_s, loaded=loaded, spec=spec, dropped=snapshot.dropped
     )
@@ -127,7 +127,7 @@ def load(
 def crash(snapshot: Snapshot, record: ExitRecord, problem: Problem) -> ev.RecordCrash:
     """Return the record of an end that nobody has asked for."""
     assert snapshot.process is not None
-    assert snapshot.desired is not None
+    assert snapshot.running is not None
     return ev.RecordCrash(
         generation=snapshot.generation,
         process=snapshot.process,
@@ -136,7 +136,7 @@ def crash(snapshot: Snapshot, record: ExitRecord, problem: Problem) -> ev.Record
         override=snapshot.override,
         problem=problem,
         record=record,
-        api_key_file=snapshot.desired.spec.api_key_file,
+        api_key_file=snapshot.running.spec.api_key_file,
     )
 
 

@@ -1,4 +1,4 @@
-"""The control socket: bound by us at 0600, open to our own uid, served on the daemon's own loop."""
+"""The control API's sockets: bound by us, the unix one at 0600 and open to our own uid alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from llamactl_supervisor.errors import Code, error
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
     from pathlib import Path
 
+    from llamactl_supervisor.api_settings import Address
+
 BACKLOG = 128
+CONNECTIONS_MAX = 64
+"""Most connections at once to each TCP address."""
 
 
 def bind(path: Path) -> socket.socket:
@@ -31,6 +37,34 @@ def bind(path: Path) -> socket.socket:
     control.listen(BACKLOG)
     control.setblocking(False)
     return control
+
+
+def bind_tcp(address: Address) -> socket.socket:
+    """Bind the address. Raises `daemon_start_failed`."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as exc:
+        listening.close()
+        raise error(
+            Code.DAEMON_START_FAILED,
+            f"the control API cannot listen on {address}: {exc.strerror or exc}",
+            hint="choose another address: listen or probes_listen in [api] of the configuration",
+        ) from exc
+    listening.setblocking(False)
+    return listening
+
+
+class _Bounded(H11Protocol):
+    """Drops connections beyond a bound: strangers must not use up the daemon's descriptors."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
 
 
 class _OwnUid(H11Protocol):
@@ -50,17 +84,24 @@ class _OwnUid(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn without hands on our signals: TERM and INT are the daemon's to interpret."""
 
-    def __init__(self, app: Any, close_s: float) -> None:
+    def __init__(self, app: Any, listening: socket.socket, close_s: float) -> None:
+        self._listening = listening
         config = uvicorn.Config(
             app,
-            http=_OwnUid,
+            http=_OwnUid if listening.family == socket.AF_UNIX else _Bounded,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
+            server_header=False,
+            proxy_headers=False,  # a caller is who connects, not whom a header names
             timeout_graceful_shutdown=max(1, round(close_s)),
         )
         super().__init__(config)
+
+    async def run_here(self) -> None:
+        """Serve on this loop until `should_exit`."""
+        await self.serve(sockets=[self._listening])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from datetime import datetime  # noqa: TC003 - pydantic reads the annotations at
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from llamactl_supervisor.errors import error
 from llamactl_supervisor.fields import DEFAULT_HOST as DEFAULT_HOST
@@ -33,6 +33,7 @@ from llamactl_supervisor.fields import (
     Slot,
     validation_error,
 )
+from llamactl_supervisor.fields import parse_tokens as parse_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,17 +102,29 @@ class Problem(Wire):
         return error(self.code, self.message, hint=self.hint, details=self.details)
 
 
-class EngineRequest(Wire):
+class EngineOptions(Wire):
+    """What may be asked of an engine whatever its model."""
+
+    n_ctx: NCtx = DEFAULT_N_CTX
+    """Context in tokens, in total over all slots. Changes live."""
+    n_seq: NSeq = DEFAULT_N_SEQ
+    """Slots: conversations at once. Changes live."""
+    kv_unified: bool | None = None
+    """One pool for all slots, or a part of it for each; else as the engine does. Changes live."""
+    host: Host = DEFAULT_HOST
+    """Where clients may come from: an IPv4 address of this machine."""
+    port: Port = DEFAULT_PORT
+    """TCP port for the clients."""
+    extra_args: ExtraArgs = ()
+    """Further options of llama-server."""
+    api_key_file: AbsolutePath | None = None
+    """File with the keys that clients must present."""
+
+
+class EngineRequest(EngineOptions):
     """The engine that is wanted. n_ctx is the total over all slots."""
 
     model: AbsolutePath
-    n_ctx: NCtx = DEFAULT_N_CTX
-    n_seq: NSeq = DEFAULT_N_SEQ
-    kv_unified: bool | None = None
-    host: Host = DEFAULT_HOST
-    port: Port = DEFAULT_PORT
-    extra_args: ExtraArgs = ()
-    api_key_file: AbsolutePath | None = None
 
 
 class UpRequest(Wire):
@@ -119,6 +132,28 @@ class UpRequest(Wire):
 
     spec: EngineRequest
     engine_path: AbsolutePath
+
+
+class EngineConfig(EngineOptions):
+    """The engine as it is configured; without a model it is a part of what `up` asks for."""
+
+    model: AbsolutePath | None = None
+    """GGUF file. With it the daemon brings the engine up when it starts."""
+    engine_path: AbsolutePath | None = None
+    """The llama-server that is run; default: `up` builds one, the daemon takes the last one."""
+
+    @classmethod
+    def of(cls, request: UpRequest) -> Self:
+        """Return the configuration that asks for this very engine."""
+        return cls(**request.spec.model_dump(), engine_path=request.engine_path)
+
+    def request(self, engine_path: str | None = None) -> UpRequest | None:
+        """Return the whole request, None where it is not whole."""
+        path = self.engine_path or engine_path
+        if self.model is None or path is None:
+            return None
+        spec = EngineRequest.model_validate(self.model_dump(exclude={"engine_path"}))
+        return UpRequest(spec=spec, engine_path=path)
 
 
 class ReconfigureRequest(Wire):
@@ -299,6 +334,18 @@ class Slots(Wire):
     slots: tuple[SlotState, ...]
 
 
+class EngineLook(Wire):
+    """What the engine holds now, asked without waking it or waiting for it.
+
+    `slots` None: it sleeps, or `problem` says why they are not known (a long batch, `--no-slots`).
+    """
+
+    asleep: bool
+    slots: tuple[SlotState, ...] | None
+    pages: tuple[Page, ...]
+    problem: Problem | None = None
+
+
 class ProcessIdentity(Wire):
     """A process for certain: its pid can be reused, its pid at that tick of that boot cannot."""
 
@@ -331,6 +378,28 @@ class Override(Wire):
     at: datetime
 
 
+class FieldChange(Wire):
+    """A field that is or becomes something else: `engine.n_ctx`, from `before` to `after`."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+class ReloadResult(Wire):
+    """What reading the configuration again came to.
+
+    `applied`: the fields that changed and are in force (without an engine: at its next start).
+    `needs_restart`: fields that differ from what runs until the engine (`engine.`) or the daemon
+    is restarted. `receipt`: the engine's, where its geometry changed. `unchanged`: nothing was new.
+    """
+
+    applied: tuple[FieldChange, ...] = ()
+    needs_restart: tuple[FieldChange, ...] = ()
+    receipt: Receipt | None = None
+    unchanged: bool
+
+
 class LifecycleOutcome(StrEnum):
     """What up, start, stop, restart or down came to."""
 
@@ -357,6 +426,7 @@ class OperationKind(StrEnum):
     RESTART = "restart"
     DOWN = "down"
     RECONFIGURE = "reconfigure"
+    RELOAD = "reload"
     PAGE_OUT = "page_out"
     PAGE_IN = "page_in"
     PAGE_DROP = "page_drop"
@@ -383,7 +453,7 @@ class OperationState(StrEnum):
 
 
 # In this order: what a spill says is a page's receipt as well, and more.
-OperationResult = LifecycleResult | Receipt | FileReceipt | PageReceipt
+OperationResult = LifecycleResult | ReloadResult | Receipt | FileReceipt | PageReceipt
 
 
 class Operation(Wire):
@@ -435,8 +505,9 @@ class Stranger(Wire):
 class Status(Wire):
     """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY.
 
-    `operation` is the oldest that runs; a page verb only where nothing else does. `crash_record` is
-    the path of the newest file that tells of an end nobody asked for. `dropped_override` is the
+    `operation` is the oldest that runs; a page verb only where nothing else does. `unapplied` is
+    what the running engine (`before`) has otherwise than it is configured (`after`). `crash_record`
+    is the path of the newest file that tells of an end nobody asked for. `dropped_override` is the
     live geometry that a crash soon after it has put in doubt; the engine has the one before.
     """
 
@@ -455,5 +526,58 @@ class Status(Wire):
     strangers: tuple[Stranger, ...]
     weight_loads: int
     loads_avoided: int
+    unapplied: tuple[FieldChange, ...] = ()
     crash_record: str | None = None
     dropped_override: Override | None = None
+
+
+class LoadLine(Wire):
+    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`.
+
+    `load_s` null: nobody saw it. `dropped`: the live geometry that a crash soon after it has put
+    in doubt; the load is of the one before.
+    """
+
+    v: Literal[1] = 1
+    kind: Literal["load"] = "load"
+    at: AwareDatetime
+    generation: int
+    cause: str
+    by: str
+    loaded: bool
+    load_s: float | None
+    model: str
+    model_bytes: int | None
+    n_ctx: int
+    n_seq: int
+    dropped: Override | None = None
+
+
+class AvoidedLine(Wire):
+    """A reconfigure took the place of a relaunch."""
+
+    v: Literal[1] = 1
+    kind: Literal["avoided"] = "avoided"
+    at: AwareDatetime
+    by: str
+    pause_ms: float
+    tokens_held: int
+    previous: Geometry
+    geometry: Geometry
+
+
+LedgerLine = Annotated[LoadLine | AvoidedLine, Field(discriminator="kind")]
+
+
+class Totals(Wire):
+    """Sums over the whole ledger."""
+
+    weight_loads: int = 0
+    loads_avoided: int = 0
+
+
+class Ledger(Wire):
+    """Lines of the ledger, the newest last, and the sums over all of it."""
+
+    lines: tuple[LedgerLine, ...]
+    totals: Totals

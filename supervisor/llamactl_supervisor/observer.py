@@ -17,10 +17,11 @@ from llamactl_supervisor.progress import Observation, Progress, observe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.engine import EngineClient
     from llamactl_supervisor.events import EngineFacts, EngineProcess, Event
+    from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.progress import Wedge
+    from llamactl_supervisor.settings import Settings
 
 log = logging.getLogger("llamactl.observer")
 
@@ -29,13 +30,13 @@ class Observer:
     """Posts what it sees of the engine's process `generation`.
 
     It asks for /health and /props alone: /slots wakes an engine that sleeps, /metrics resets what
-    others measure.
+    others measure. `settings` are asked for anew each time: a reload may have changed them.
     """
 
     def __init__(
         self,
         paths: Paths,
-        settings: Settings,
+        settings: Callable[[], Settings],
         post: Callable[[Event], None],
         generation: int,
         client: EngineClient,
@@ -64,12 +65,12 @@ class Observer:
                 if facts is not None:
                     self._post(ev.Healthy(self._generation, facts, datetime.now(UTC)))
                     return
-            await asyncio.sleep(self._settings.ready_poll_s)
+            await asyncio.sleep(self._settings().ready_poll_s)
 
     async def _await_wedge(self) -> None:
         progress, waking_since = Progress(), None
         while progress.wedge is None:
-            await asyncio.sleep(self._settings.probe_s)
+            await asyncio.sleep(self._settings().probe_s)
             asked_at = time.monotonic()
             try:
                 facts = await self._client.props()
@@ -87,7 +88,7 @@ class Observer:
                 waking_since = self._tell(facts, asked_at, waking_since)
             answer = None if facts is None else facts.work
             seen = Observation(time.monotonic(), answer, activity, self._pulse())
-            before, progress = progress, observe(progress, seen, self._settings)
+            before, progress = progress, observe(progress, seen, self._settings())
             self._note(before, progress)
         self._post(ev.Wedged(self._generation, _problem(progress.wedge)))
 
@@ -104,7 +105,7 @@ class Observer:
 
     def _note(self, before: Progress, after: Progress) -> None:
         """Log the beginning and the end of a standstill that is longer than a moment."""
-        limit_s = self._settings.wedge_idle_s / 2
+        limit_s = self._settings().wedge_idle_s / 2
         was, still = before.standstill, after.standstill
         long_before = was is not None and was.still_s >= limit_s
         if still is not None and still.still_s >= limit_s and not long_before:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -62,6 +63,12 @@ def _disk_bytes(pid: int) -> int:
         return 0
     counts = dict(line.split(": ") for line in lines)
     return int(counts["read_bytes"]) + int(counts["write_bytes"])
+
+
+def uptime_s(identity: ProcessIdentity) -> float:
+    """Return the seconds since the process began. No clock that is set moves it."""
+    began_s = identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
 
 
 class Process:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.config import Settings
+    from llamactl_supervisor.settings import Settings
 
 ANSWER_S = 2.0
 """How long health and properties may take; the engine answers them beside its work in 10 ms."""

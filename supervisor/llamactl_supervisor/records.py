@@ -8,17 +8,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor import crashes, ledger
+from llamactl_supervisor import crashes, ledger, process
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.errors import Code
 from llamactl_supervisor.metrics import Metrics
-from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt
+from llamactl_supervisor.models import (
+    AvoidedLine,
+    EngineState,
+    LoadLine,
+    OperationKind,
+    Problem,
+    Receipt,
+    ReloadResult,
+)
+from llamactl_supervisor.snapshot import RETRIES
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from llamactl_supervisor.config import Paths
-    from llamactl_supervisor.models import OperationResult
+    from llamactl_supervisor.models import LedgerLine, OperationResult
+    from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.snapshot import Snapshot
 
 log = logging.getLogger("llamactl.records")
@@ -36,7 +45,7 @@ class Records:
     def __init__(self, paths: Paths) -> None:
         self._path, self._crashes = paths.ledger_file, paths.crashes
         self.metrics = Metrics()
-        self.totals = ledger.totals(self._path)
+        self.totals = ledger.read(self._path, limit=0).totals
         self.crash_record = crashes.newest(self._crashes)
         self.metrics.weight_loads.inc(self.totals.weight_loads)
         self.metrics.loads_avoided.inc(self.totals.loads_avoided)
@@ -46,21 +55,33 @@ class Records:
         """Remember for whom an engine is being loaded, until the load has ended."""
         self._by = by
 
-    def state(self, before: EngineState, after: Snapshot) -> None:
+    def state(self, before: Snapshot, after: Snapshot) -> None:
         """Count a change of state."""
         self.metrics.state(after.state)
         ended = after.state in {EngineState.CRASHED, EngineState.FAILED}
-        if ended and before is not EngineState.CRASHED:
+        if ended and before.state is not EngineState.CRASHED:
             self.metrics.crashes.inc()
+        if after.state is EngineState.STARTING and after.cause in RETRIES:
+            self.metrics.retries.inc()
+        if after.last_exit is not None and after.last_exit is not before.last_exit:
+            self.metrics.log_dropped.inc(after.last_exit.dropped_bytes)
 
     def ended(self, kind: OperationKind, outcome: OperationResult | Problem) -> None:
         """Count the end of an operation."""
-        if isinstance(outcome, Receipt):
-            self.metrics.reconfigures.labels(outcome.outcome).inc()
-            if outcome.outcome == "applied":
-                self.metrics.pause_s.observe(outcome.pause_ms / 1000)
+        failed = isinstance(outcome, Problem)
+        self.metrics.operations.labels(kind.value, "failed" if failed else "succeeded").inc()
+        if isinstance(outcome, ReloadResult):
+            if outcome.receipt is not None:
+                self._reconfigured(outcome.receipt)
+        elif isinstance(outcome, Receipt):
+            self._reconfigured(outcome)
         elif kind is OperationKind.RECONFIGURE:
             self.metrics.reconfigures.labels("failed").inc()
+
+    def _reconfigured(self, receipt: Receipt) -> None:
+        self.metrics.reconfigures.labels(receipt.outcome).inc()
+        if receipt.outcome == "applied":
+            self.metrics.pause_s.observe(receipt.pause_ms / 1000)
 
     def record(
         self, effect: ev.RecordLoad | ev.RecordAvoided | ev.RecordCrash
@@ -96,7 +117,7 @@ class Records:
     async def _load(self, effect: ev.RecordLoad, at: datetime) -> None:
         nobody = {ev.LoadCause.WAKE: "a request", ev.LoadCause.ADOPT: DAEMON}
         by, spec = nobody.get(effect.cause, self._by), effect.spec
-        line = ledger.LoadLine(
+        line = LoadLine(
             at=at,
             generation=effect.generation,
             cause=effect.cause,
@@ -113,7 +134,7 @@ class Records:
 
     async def _avoided(self, effect: ev.RecordAvoided, at: datetime) -> None:
         receipt = effect.receipt
-        line = ledger.AvoidedLine(
+        line = AvoidedLine(
             at=at,
             by=effect.by,
             pause_ms=receipt.pause_ms,
@@ -130,9 +151,11 @@ class Records:
             log.error("crash record lost: %s: %s", self._crashes, exc)
 
     def _keep(self, effect: ev.RecordCrash) -> Path:
-        return crashes.write(self._crashes, crashes.of(effect, _lines(effect.api_key_file)))
+        uptime_s = process.uptime_s(effect.process.engine)
+        record = crashes.of(effect, uptime_s, _lines(effect.api_key_file))
+        return crashes.write(self._crashes, record)
 
-    async def _append(self, line: ledger.LoadLine | ledger.AvoidedLine) -> None:
+    async def _append(self, line: LedgerLine) -> None:
         try:
             await asyncio.to_thread(ledger.append, self._path, line)
         except OSError as exc:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import facts
+from llamactl_supervisor import facts, reload
 from llamactl_supervisor.commands import obey
 from llamactl_supervisor.errors import Code
 from llamactl_supervisor.launch import live_spec
@@ -46,6 +46,7 @@ from llamactl_supervisor.snapshot import (
 
 if TYPE_CHECKING:
     from llamactl_supervisor.events import (
+        ConfigFact,
         Event,
         Found,
         PageEnded,
@@ -68,6 +69,8 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     about a process that has ended, changes nothing.
     """
     after, effects = _reduce(snapshot, event, now)
+    if after.reloading is not None and after.state is not EngineState.RECONFIGURING:
+        after = replace(after, reloading=None)
     if after.paging and after.state not in SERVING:
         return _superseded(after, effects)
     return after, effects
@@ -97,7 +100,9 @@ def _superseded(snapshot: Snapshot, effects: tuple[ev.Effect, ...]) -> Step:
     return replace(snapshot, paging=()), (*failed, *effects)
 
 
-def _at_large(snapshot: Snapshot, event: PageEnded | Resume | Found | Tick, now: float) -> Step:
+def _at_large(
+    snapshot: Snapshot, event: ConfigFact | PageEnded | Resume | Found | Tick, now: float
+) -> Step:
     match event:
         case ev.PageEnded() if event.operation in snapshot.paging:
             name, outcome = event.operation, event.outcome
@@ -105,16 +110,30 @@ def _at_large(snapshot: Snapshot, event: PageEnded | Resume | Found | Tick, now:
             if isinstance(outcome, Problem):
                 return replace(snapshot, paging=paging), (ev.Fail(name, outcome),)
             return replace(snapshot, paging=paging), (ev.Finish(name, outcome),)
-        case ev.Resume():
-            wanted = snapshot.intent is Intent.UP and snapshot.desired is not None
-            if snapshot.state is EngineState.STOPPED and wanted:
-                return spawn(snapshot, ev.LoadCause.RESUME, now)
-        case ev.Found():
-            if snapshot.state is EngineState.STOPPED:
-                return adopt(snapshot, event.process, now)
+        case ev.ConfigRead():
+            return reload.read(snapshot, event)
+        case ev.ConfigBroken():
+            return snapshot, (ev.Fail(event.operation, event.problem),)
+        case ev.Resume() if snapshot.state is EngineState.STOPPED:
+            return _resume(snapshot, event, now)
+        case ev.Found() if snapshot.state is EngineState.STOPPED:
+            adopted, effects = adopt(snapshot, event.process, now)
+            if event.config is not None:
+                adopted = reload.compare_found(adopted, event.config)
+            return adopted, effects
         case ev.Tick():
             if snapshot.deadline is not None and now >= snapshot.deadline:
                 return _due(snapshot, now)
+    return snapshot, ()
+
+
+def _resume(snapshot: Snapshot, event: Resume, now: float) -> Step:
+    if event.config is not None:
+        snapshot, effects = reload.begin(snapshot, event.config, load=event.load, now=now)
+        if effects:
+            return snapshot, effects
+    if event.load and snapshot.intent is Intent.UP and snapshot.desired is not None:
+        return spawn(snapshot, ev.LoadCause.RESUME, now)
     return snapshot, ()
 
 
@@ -251,6 +270,12 @@ def _gone(
 def _reconfigured(snapshot: Snapshot, event: ev.Reconfigured, now: float) -> Step:
     receipt, change = event.receipt, event.change
     effects: tuple[ev.Effect, ...] = ()
+    if snapshot.reloading is not None:
+        if receipt.outcome == "applied":
+            snapshot, effects = facts.applied(snapshot, receipt, event.by, now)
+        ready = replace(snapshot, state=EngineState.READY, waiting=(), facts_at=now)
+        after, finished = reload.commit(ready, receipt)
+        return after, (*effects, *finished)
     if receipt.outcome != "planned" and snapshot.desired is not None:
         asked = live_spec(snapshot.desired.spec, snapshot.override)
         unified = asked.kv_unified if change.kv_unified is None else change.kv_unified

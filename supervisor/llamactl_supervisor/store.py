@@ -10,7 +10,14 @@ from pydantic import ValidationError
 
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.events import EngineProcess  # noqa: TC001 - pydantic needs it
-from llamactl_supervisor.models import Intent, Override, Receipt, UpRequest, Wire
+from llamactl_supervisor.models import (
+    EngineConfig,
+    Intent,
+    Override,
+    Receipt,
+    UpRequest,
+    Wire,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +34,9 @@ class Saved(Wire):
     intent: Intent = Intent.DOWN
     generation: int = 0
     desired: UpRequest | None = None
+    running: UpRequest | None = None
     override: Override | None = None
+    baseline: EngineConfig | None = None
     instance_id: str | None = None
     process: EngineProcess | None = None
     loads_recorded: int = 0

@@ -11,6 +11,8 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-garbage           answer /props with something that is no JSON
     --fake-instance ID       claim to be another instance
     --fake-refuse REASON...  refuse that many reconfigures, each with its reason
+    --fake-asleep            say so in /props, and die of being asked for the slots
+    --fake-mute              never answer /slots
     --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
     --fake-parked            hold a parked request, whose page is neither taken, dropped nor spilled
     --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
@@ -22,7 +24,7 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-older             be of a build whose /props has no compute_progress
 
 A test says the rest while it runs: POST /fake {"n_ubatches": 7, "is_working": true, ...} sets what
-/props says; "mute": true leaves every question for properties without an answer, "slow_s": S
+/props says; "answers": false leaves every question for properties without an answer, "slow_s": S
 has a reconfigure take S seconds; "n_asked" counts them.
 """
 
@@ -65,7 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fake-lives-s", type=float, default=math.inf)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
-    flags = "never-ready ignore-term garbage busy parked taken wedged spin older"
+    flags = "never-ready ignore-term garbage asleep mute busy parked taken wedged spin older"
     for name in map("--fake-{}".format, flags.split()):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-refuse", nargs="+", default=[])
@@ -91,15 +93,16 @@ class Engine:
         self.ends_at = self.ready_at + flags.fake_lives_s
         self.said: dict[str, Any] = {
             "n_weight_loads": 1,
-            "is_sleeping": False,
+            "is_sleeping": flags.fake_asleep,
             "n_ubatches": 1,
             "is_working": flags.fake_wedged or flags.fake_spin,
-            "mute": False,
+            "answers": True,
             "slow_s": 0.0,
             "n_asked": 0,
         }
         self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
         self.last_reconfigure: dict[str, Any] | None = None
+        self.asked = 0
         self.free = threading.Event()
         if not flags.fake_busy:
             self.free.set()
@@ -172,6 +175,10 @@ class Engine:
 
     def slots(self) -> list[dict[str, Any]]:
         """Answer GET /slots: those that there are, then those that are parked."""
+        if self.flags.fake_asleep:
+            os._exit(8)
+        if self.flags.fake_mute:
+            threading.Event().wait()
         window, busy = self.geometry["n_ctx_seq"], not self.free.is_set()
         slots: list[dict[str, Any]] = [
             {"id": slot, "n_ctx": window, "is_processing": busy and slot == 0}
@@ -181,6 +188,12 @@ class Engine:
         parked = {"id": 1, "n_ctx": window, "is_processing": True, "n_prompt_tokens": 7}
         parked |= {"parked": True, "page": "parked-1", "reason": "n_seq", "tokens_fit": 0}
         return [*slots, parked] if self.flags.fake_parked else slots
+
+    def metrics(self) -> bytes:
+        """Answer GET /metrics: how often it was asked is all that it counts."""
+        self.asked += 1
+        name = "llamacpp:n_decode_total"
+        return f"# TYPE {name} counter\n{name} {self.asked}\n".encode()
 
     def pages(self) -> list[dict[str, Any]]:
         """Answer GET /pages."""
@@ -301,14 +314,16 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def do_GET(self) -> None:
-        """Answer /health, /props, /pages and /slots."""
+        """Answer /health, /props, /pages, /slots and /metrics."""
         if self.engine.loading:
             self.answer(503, {"error": {"code": 503, "message": "Loading model"}})
         elif self.path == "/props":
-            while self.engine.said["mute"]:
+            while not self.engine.said["answers"]:
                 time.sleep(0.05)
             props = b"<html>" if self.engine.flags.fake_garbage else self.engine.props()
             self.answer(200, props)
+        elif self.path == "/metrics":
+            self.answer(200, self.engine.metrics())
         elif self.path in ("/pages", "/slots"):
             self.answer(200, getattr(self.engine, self.path[1:])())
         else:

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include <grp.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,4 +22,11 @@ inline int in_child(const std::function<void()> & run) {
     CHECK(waitpid(pid, &status, 0) == pid);
     CHECK(WIFEXITED(status));
     return WEXITSTATUS(status);
+}
+
+// not root, who may do everything
+inline void give_up_rights() {
+    if (geteuid() == 0) {
+        CHECK(setgroups(0, nullptr) == 0 && setgid(65534) == 0 && setuid(65534) == 0);
+    }
 }

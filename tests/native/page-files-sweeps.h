@@ -48,11 +48,7 @@ inline server_page_files_result reading(server_page_files & files) {
 
 inline server_page_files_result recovering(server_page_files & files) {
     std::vector<std::string> done;
-    return files.recover(false, done);
-}
-
-inline server_page_files_result removing(server_page_files & files) {
-    return files.remove(NAME);
+    return files.recover(NAME, false, done);
 }
 
 struct fault {

@@ -262,3 +262,14 @@ inline void leave_pending(server_page_os & os, const std::string & dir, int gene
     server_page_files files(faulty, dir);
     CHECK_EQ(publish(files, generation).status, SERVER_PAGE_FILES_PENDING);
 }
+
+// where it is in the stage of an interrupted publication
+inline std::string staged_file(const page_dir & dir, const std::string & name) {
+    for (const auto & entry : std::filesystem::recursive_directory_iterator(dir / "page.page-staging")) {
+        if (entry.path().filename() == name) {
+            return entry.path().generic_string();
+        }
+    }
+    CHECK(false);
+    return "";
+}

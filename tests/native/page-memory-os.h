@@ -190,19 +190,20 @@ struct memory_os final : server_page_os {
     result lock(const path & p, server_page_os_lock how, handle & held) override {
         const place at(*this, p);
         auto node = at.node();
-        if (!node && (!at.dir || how == SERVER_PAGE_OS_LOCK_TRY || (read_only && how == SERVER_PAGE_OS_LOCK_SHARED))) {
+        const bool shared = how == SERVER_PAGE_OS_LOCK_SHARED || how == SERVER_PAGE_OS_LOCK_TRY_SHARED;
+        const bool waits  = how == SERVER_PAGE_OS_LOCK_SHARED || how == SERVER_PAGE_OS_LOCK_EXCLUSIVE;
+        if (!node && (!at.dir || !waits || (read_only && shared))) {
             return not_found(p);
         }
-        if (read_only && how != SERVER_PAGE_OS_LOCK_SHARED) {
+        if (read_only && !shared) {
             return no_access(p);
         }
         if (!node) {
             node = std::make_shared<inode>();
             set(at, node);
         }
-        const bool shared = how == SERVER_PAGE_OS_LOCK_SHARED;
         if (node->exclusive || (!shared && node->n_shared > 0)) {
-            CHECK(how == SERVER_PAGE_OS_LOCK_TRY); // one thread: it would wait for itself
+            CHECK(!waits); // one thread: it would wait for itself
             return { SERVER_PAGE_OS_BUSY, "lock " + p.str() + ": busy" };
         }
         held = std::make_unique<memory_handle>(node, shared, !shared);

@@ -59,25 +59,12 @@ TEST(every_verb_fails_in_reading) {
     }
 }
 
-TEST(every_verb_fails_in_a_removal) {
-    for (const auto & begin : { published({ 2, 3 }), pending(2, 3, 1) }) {
-        sweep(FAULTS, begin, removing, [&](const server_page_files_result & res, const fault & cur, const std::string & dir) {
-            CHECK(res.ok() || res.status == expected(cur.status));
-
-            server_page_os & os = without_syncs();
-            server_page_files files(os, dir);
-            const int found = read_generation(files);
-            CHECK(found == 0 || (!res.ok() && found == 3));
-        });
-    }
-}
-
 TEST(every_verb_fails_in_listing) {
     sweep(FAULTS, pending(2, 3, 1),
         [](server_page_files & files) {
             std::vector<server_page_generation> found;
             const auto res = files.list(found);
-            CHECK(!res.ok() || (found.size() == 1 && found[0].pending && found[0].name == NAME));
+            CHECK(!res.ok() || (found.size() == 1 && found[0].staged && found[0].name == NAME));
             return res;
         },
         [](const server_page_files_result & res, const fault & cur, const std::string &) {
@@ -113,7 +100,7 @@ TEST(a_directory_that_cannot_be_synced_is_never_success) {
         std::vector<server_page_generation> found;
         CHECK(plain.list(found).ok());
         CHECK_EQ(found.size(), 1u);
-        CHECK_EQ(found[0].pending, expected[i] == SERVER_PAGE_FILES_PENDING);
+        CHECK_EQ(found[0].staged, expected[i] == SERVER_PAGE_FILES_PENDING);
         CHECK_EQ(read_generation(plain), expected[i] == SERVER_PAGE_FILES_IO ? 2 : 3);
     }
 }

@@ -114,7 +114,6 @@ static bool is_free_at(const std::string & verb, const std::function<server_page
 
 TEST(the_lock_is_held_where_generations_change_and_not_while_files_are_written) {
     const auto publishing = [](server_page_files & files) { return publish(files, 3); };
-    const auto removing   = [](server_page_files & files) { return files.remove(NAME); };
     const auto reading    = [](server_page_files & files) { server_page_files_result res; read_generation(files, res); return res; };
 
     CHECK(is_free_at("write", publishing));
@@ -122,7 +121,6 @@ TEST(the_lock_is_held_where_generations_change_and_not_while_files_are_written) 
     CHECK(!is_free_at("make_dir", publishing));
     CHECK(!is_free_at("rename", publishing));
     CHECK(!is_free_at("remove", publishing));
-    CHECK(!is_free_at("remove", removing));
     CHECK(!is_free_at("open", reading));
     CHECK(!is_free_at("read", reading));
 }
@@ -140,11 +138,17 @@ TEST(a_lock_is_between_processes) {
         return;
     }
 
+    for (const auto how : { SERVER_PAGE_OS_LOCK_TRY, SERVER_PAGE_OS_LOCK_TRY_SHARED }) {
+        CHECK_EQ(os.lock(lock, how, held).status, SERVER_PAGE_OS_NOT_FOUND); // who only tries makes nothing
+    }
     for (const std::string how : { "shared", "exclusive" }) {
         const auto child = start_child("a_lock_is_between_processes", { how, own.path });
         child->wait_for_line();
         CHECK_EQ(os.lock(lock, SERVER_PAGE_OS_LOCK_TRY, held).status, SERVER_PAGE_OS_BUSY);
         CHECK(!held);
+        CHECK_EQ(os.lock(lock, SERVER_PAGE_OS_LOCK_TRY_SHARED, held).status, how == "shared" ? SERVER_PAGE_OS_OK : SERVER_PAGE_OS_BUSY);
+        CHECK_EQ(held != nullptr, how == "shared");
+        held.reset();
         if (how == "shared") {
             CHECK(os.lock(lock, SERVER_PAGE_OS_LOCK_SHARED, held).ok());
             held.reset();
@@ -198,13 +202,13 @@ TEST(a_killed_process_holds_nobody_up) {
         server_page_files files(server_page_os_native(), dir.path);
         std::vector<std::string> done;
         if (end.verb == "write" && end.n == 1) { // it does not hold the lock of the directory
-            CHECK(files.recover(false, done).ok());
+            CHECK(files.recover(NAME, false, done).ok());
             CHECK(done.empty()); // it lives
             CHECK(has_staging(server_page_os_native(), dir.path));
         }
         child->kill();
 
-        CHECK(files.recover(false, done).ok());
+        CHECK(files.recover(NAME, false, done).ok());
         CHECK(!done.empty());
         CHECK_EQ(read_generation(files), end.found);
         CHECK(!has_staging(server_page_os_native(), dir.path));

@@ -51,7 +51,7 @@ void check_survivor(memory_os & os, const std::set<int> & allowed) {
     CHECK(allowed.count(found) == 1);
 
     std::vector<std::string> done;
-    const auto recovered = files.recover(false, done);
+    const auto recovered = files.recover(NAME, false, done);
     if (!recovered.ok()) {
         std::cerr << recovered.message << "\n";
     }
@@ -64,14 +64,6 @@ void check_survivor(memory_os & os, const std::set<int> & allowed) {
         CHECK_EQ(read_generation(files), next);
     }
     CHECK(!has_staging(os, DIR));
-}
-
-// sidecars that come back would be in nobody's way, and take room for ever
-void check_no_files(memory_os & os) {
-    server_page_files files(os, DIR);
-    std::vector<server_page_generation> found;
-    CHECK(files.list(found).ok());
-    CHECK(found.empty());
 }
 
 // somebody who publishes the same name and is slow: the staging directory stays
@@ -108,9 +100,6 @@ void sweep(const std::vector<int> & before, int after, const action & act, int n
                 start(os);
                 ended = !run_until(os, at, moment, act);
                 lose_power(os, round, at * 4 + moment);
-                if (ended && after == 0) {
-                    check_no_files(os);
-                }
                 check_survivor(os, ended ? std::set<int> { after } : std::set<int> { old, after });
             }
         }
@@ -119,10 +108,6 @@ void sweep(const std::vector<int> & before, int after, const action & act, int n
 
 action publishing(int generation) {
     return [=](server_page_files & files) { return publish(files, generation); };
-}
-
-server_page_files_result removing(server_page_files & files) {
-    return files.remove(NAME);
 }
 
 // A process dies at every verb, and the power goes at every verb of what takes up its work.
@@ -166,44 +151,14 @@ TEST(power_is_lost_in_a_replacement_with_fewer_files) {
     sweep({ 1, 2 }, 3, publishing(3), 40);
 }
 
-TEST(power_is_lost_in_a_removal) {
-    sweep({ 1, 2 }, 0, removing, 40);
-}
-
-// The record that the first publication dropped may come back after the second one has begun.
-TEST(power_is_lost_in_a_publication_after_a_removal) {
-    const auto act = [](server_page_files & files) {
-        const auto res = files.remove(NAME);
-        return res.ok() ? publish(files, 3) : res;
-    };
-
-    bool ended = false;
-    for (int at = 1; !ended; ++at) {
-        for (int round = 0; round < 40; ++round) {
-            memory_os os;
-            server_page_files files(os, DIR);
-            CHECK(publish(files, 2).ok());
-            ended = !run_until(os, at, FAULT_BEFORE, act);
-            lose_power(os, round, at);
-            check_survivor(os, ended ? std::set<int> { 3 } : std::set<int> { 2, 0, 3 });
-        }
-    }
-}
-
 TEST(power_is_lost_while_a_dead_publication_is_read_or_recovered) {
     sweep_second([](server_page_files & files) { server_page_files_result res; read_generation(files, res); return res; }, {}, false);
-    sweep_second([](server_page_files & files) { std::vector<std::string> done; return files.recover(false, done); }, {}, false);
+    sweep_second([](server_page_files & files) { std::vector<std::string> done; return files.recover(NAME, false, done); }, {}, false);
 }
 
 TEST(power_is_lost_while_a_dead_publication_is_replaced) {
     sweep_second(publishing(5), { 5 }, false);
     sweep_second(publishing(5), { 5 }, true);
-}
-
-// The record that the dead one dropped must not come back when the files that it lists are gone.
-TEST(power_is_lost_while_a_dead_publication_is_removed) {
-    sweep_second(removing, { 0 }, false);
-    sweep_second(removing, { 0 }, true);
 }
 
 // What a reader was given once does not turn into what was before it.

@@ -4,6 +4,8 @@
 
 #include "server-page-record.h"
 
+#include <algorithm>
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -11,7 +13,7 @@ namespace fs = std::filesystem;
 std::string joined(const std::vector<server_page_generation> & generations) {
     std::string res;
     for (const auto & generation : generations) {
-        res += generation.name + (generation.pending ? "!" : "") + ":";
+        res += generation.name + (generation.staged ? "!" : "") + ":";
         for (const auto & file : generation.files) {
             res += " '" + file.suffix + "' " + std::to_string(file.n_bytes);
         }
@@ -24,11 +26,6 @@ std::string listed(server_page_files & files) {
     std::vector<server_page_generation> generations;
     CHECK(files.list(generations).ok());
     return joined(generations);
-}
-
-void write_record(const page_dir & dir, const std::string & text) {
-    fs::create_directories(dir / "page.page-staging");
-    write_text(dir / "page.page-staging/commit", text);
 }
 
 }
@@ -104,31 +101,19 @@ TEST(files_that_make_no_page_are_refused) {
     CHECK(!has_staging(dir.os, dir.path));
 }
 
-TEST(a_page_is_removed_with_all_its_files) {
-    page_dir dir(2);
-    CHECK(dir.files.remove(NAME).ok());
-    CHECK_EQ(read_generation(dir.files), 0);
-    CHECK_EQ(listed(dir.files), std::string());
-    CHECK_EQ(dir.files.remove(NAME).status, SERVER_PAGE_FILES_NOT_FOUND);
-
-    write_text(dir / "page.ckpt", "what an interrupted removal left");
-    CHECK_EQ(read_generation(dir.files), 0);
-    CHECK_EQ(listed(dir.files), std::string("page: '.ckpt' 32; "));
-    CHECK(dir.files.remove(NAME).ok());
-    CHECK_EQ(listed(dir.files), std::string());
-}
-
 TEST(hostile_names_are_refused_everywhere) {
     page_dir dir;
     const std::vector<std::string> bad = {
         "", ".", "..", ".hidden", "a/b", "../a", "/etc/passwd", "a\\b", std::string("a\0b", 3), "a\nb", "a\x7f", "a.ckpt", "a.CKPT",
         "a.Lora", "a.dft", "a.page-staging", "a.Page-Staging", "a:b", "a*", "a?", "a\"", "a<", "a>", "a|", "a.", "a ",
+        "con", "NUL", "Aux.txt", "prn.a.b", "com1.x", "COM0", "lpt9", "lpt5.bin", "com\xc2\xb9", "LPT\xc2\xb3.x", "nul .txt", "CONIN$", "conout$",
         std::string(201, 'a'), "\xff", "\xc0\xaf", "\xe0\x80\xaf", "\xed\xa0\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "a\xc3",
     };
     for (const auto & name : bad) {
         CHECK(!server_page_file_name_error(name).empty());
         CHECK_EQ(publish(dir.files, 1, name).status, SERVER_PAGE_FILES_BAD_NAME);
-        CHECK_EQ(dir.files.remove(name).status, SERVER_PAGE_FILES_BAD_NAME);
+        std::vector<std::string> done;
+        CHECK_EQ(dir.files.recover(name, false, done).status, SERVER_PAGE_FILES_BAD_NAME);
         server_page_files_result res;
         read_generation(dir.files, res, name);
         CHECK_EQ(res.status, SERVER_PAGE_FILES_BAD_NAME);
@@ -136,7 +121,7 @@ TEST(hostile_names_are_refused_everywhere) {
     CHECK(fs::is_empty(dir.path));
 
     const std::vector<std::string> good = {
-        "a", "lock", "commit", "a b", " a", "-rf", "a.bin", "a.ckpt.bin", "a..b", "con", "NUL", "com1.x", std::string(200, 'a'), "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80", "7-1",
+        "a", "lock", "commit", "a b", " a", "-rf", "a.bin", "a.ckpt.bin", "a..b", "cone", "a.con", "com", "com10", "com1x", "lpt\xc2\xb5", "null", std::string(200, 'a'), "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80", "7-1",
     };
     leave_pending(dir.os, dir.path, 4, 0); // of another page: in nobody's way
     for (const auto & name : good) {
@@ -145,7 +130,6 @@ TEST(hostile_names_are_refused_everywhere) {
         CHECK_EQ(read_generation(dir.files, name), 2);
         CHECK(publish(dir.files, 3, name).ok());
         CHECK_EQ(read_generation(dir.files, name), 3);
-        CHECK(dir.files.remove(name).ok());
     }
 }
 
@@ -166,7 +150,9 @@ TEST(a_directory_has_any_name_and_any_depth) {
         CHECK_EQ(read_generation(files, "\xe6\xa8\xa1"), generation);
     }
     CHECK_EQ(listed(files), std::string("\xe6\xa8\xa1: '' 57 '.ckpt' 62 '.dft' 61 '.lora' 62; "));
-    CHECK(files.remove("\xe6\xa8\xa1").ok());
+    for (const auto & suffix : suffixes_of(4)) {
+        CHECK(os.remove(dirs.back() / ("\xe6\xa8\xa1" + suffix)).ok());
+    }
 
     // not left to the library, which has its own limits
     CHECK(os.remove(dirs.back() / ".page-lock").ok());
@@ -180,7 +166,7 @@ TEST(a_record_carries_any_name) {
     for (const std::string name : { " a  b ", "1 2", "file 3 x" }) {
         server_page_record rec;
         rec.stage   = "1-2";
-        rec.members = { { name, UINT64_MAX }, { name + ".ckpt", 0 } };
+        rec.members = { { name, UINT64_MAX, UINT64_MAX - 1 }, { name + ".ckpt", 0, 7 } };
         rec.retired = { name + ".dft" };
         const auto text = server_page_record_text(rec);
 
@@ -189,6 +175,8 @@ TEST(a_record_carries_any_name) {
         CHECK_EQ(server_page_record_text(found), text);
         CHECK_EQ(found.members.size(), 2u);
         CHECK_EQ(found.members[0].n_bytes, UINT64_MAX);
+        CHECK_EQ(found.members[0].checksum, UINT64_MAX - 1);
+        CHECK_EQ(found.members[1].checksum, 7u);
         CHECK(!server_page_record_parse(name + "x", text, found)); // of another page
 
         for (size_t i = 0; i < text.size(); ++i) {
@@ -204,7 +192,7 @@ TEST(a_record_carries_any_name) {
     server_page_record found;
     server_page_record outside;
     outside.stage   = "../1";
-    outside.members = { { "page", 1 } };
+    outside.members = { { "page", 1, 2 } };
     CHECK(!server_page_record_parse("page", server_page_record_text(outside), found));
     outside.stage   = "1-2";
     outside.retired = { "page/../x" };
@@ -215,7 +203,7 @@ TEST(a_record_carries_any_name) {
     CHECK(server_page_record_parse("page", server_page_record_text(outside), found));
 }
 
-TEST(a_damaged_record_is_named_and_left_until_the_page_is_removed) {
+TEST(a_damaged_record_is_named_and_left) {
     page_dir dir(2);
     leave_pending(dir.os, dir.path, 3, 1);
     const auto path = dir / "page.page-staging/commit";
@@ -227,9 +215,10 @@ TEST(a_damaged_record_is_named_and_left_until_the_page_is_removed) {
         server_page_files_result read;
         CHECK_EQ(read_generation(dir.files, read), -1);
         std::vector<std::string> done;
-        for (const auto & res : { read, publish(dir.files, 4), dir.files.recover(false, done), dir.files.recover(true, done) }) {
+        for (const auto & res : { read, publish(dir.files, 4), dir.files.recover(NAME, false, done), dir.files.recover(NAME, true, done) }) {
             CHECK_EQ(res.status, SERVER_PAGE_FILES_CORRUPT);
             CHECK(contains(res.message, path));
+            CHECK(contains(res.message, "llamactl pages fsck puts it aside"));
         }
         CHECK(done.empty());
         CHECK_EQ(read_text(path), damaged);
@@ -237,22 +226,12 @@ TEST(a_damaged_record_is_named_and_left_until_the_page_is_removed) {
 
     write_text(path, text);
     CHECK_EQ(read_generation(dir.files), 3); // nothing was touched
-
-    write_record(dir, "nonsense");
-    leave_stage(dir, "1-1");
-    CHECK(dir.files.remove(NAME).ok());
-    CHECK_EQ(read_generation(dir.files), 0);
-    CHECK(!has_staging(dir.os, dir.path));
-    CHECK(publish(dir.files, 5).ok());
 }
 
 TEST(a_record_that_lists_what_is_not_there_is_corrupt) {
     page_dir dir(2);
     leave_pending(dir.os, dir.path, 4, 1);
-    std::string staged;
-    for (const auto & entry : fs::recursive_directory_iterator(dir / "page.page-staging")) {
-        staged = entry.path().filename() == "page.lora" ? entry.path().string() : staged;
-    }
+    const auto staged = staged_file(dir, "page.lora");
 
     for (const std::string wrong : { "short", "" }) {
         write_text(staged, wrong);
@@ -283,11 +262,11 @@ TEST(a_stage_is_swept_when_its_owner_is_dead_and_only_then) {
         CHECK(!fs::exists(own_pid)); // the publication made room before it wrote
         const auto dead = leave_stage(dir, "1-1");
         std::vector<std::string> done;
-        CHECK(dir.files.recover(true, done).ok());
+        CHECK(dir.files.recover(NAME, true, done).ok());
         CHECK_EQ(done.size(), 1u);
         CHECK(contains(done[0], dead));
         CHECK(fs::exists(dead));
-        CHECK(dir.files.recover(false, done).ok());
+        CHECK(dir.files.recover(NAME, false, done).ok());
         CHECK_EQ(done.size(), 1u);
         CHECK(!fs::exists(dead));
 
@@ -301,35 +280,156 @@ TEST(a_stage_is_swept_when_its_owner_is_dead_and_only_then) {
     CHECK(!has_staging(dir.os, dir.path));
 }
 
+// The stage of the record is one of them: its completion leaves it to nobody.
 TEST(recovery_tells_what_it_would_do_and_what_it_did) {
     page_dir dir(2);
     leave_pending(dir.os, dir.path, 3, 1);
+    leave_stage(dir, "1-1");
     CHECK(contains(listed(dir.files), "page!:"));
 
-    std::vector<std::string> done;
-    CHECK(dir.files.recover(true, done).ok());
-    CHECK_EQ(done.size(), 1u);
-    CHECK_EQ(done[0], dir / "page" + ": its publication would be completed");
-    CHECK(contains(listed(dir.files), "page!:"));
+    const auto told = [&](bool dry_run) {
+        std::vector<std::string> done;
+        CHECK(dir.files.recover(NAME, dry_run, done).ok());
+        std::sort(done.begin(), done.end());
+        return done;
+    };
 
-    CHECK(dir.files.recover(false, done).ok());
-    CHECK_EQ(done.size(), 2u);
-    CHECK_EQ(done[0], dir / "page" + ": its publication was completed");
-    CHECK(contains(done[1], "nobody owned this stage"));
+    const auto dry = told(true);
+    CHECK(contains(listed(dir.files), "page!:"));
+    const auto real = told(false);
+    CHECK_EQ(dry.size(), 3u);
+    CHECK_EQ(real.size(), 3u);
+    CHECK_EQ(dry[0], dir / "page.page-staging/1-1" + ": nobody owns this stage, it would be removed");
+    CHECK_EQ(real[0], dir / "page.page-staging/1-1" + ": nobody owned this stage, it was removed");
+    CHECK(contains(real[1], "page.page-staging/" + std::to_string(dir.os.process_id()) + "-"));
+    CHECK_EQ(dry[1].substr(0, dry[1].rfind(": ")), real[1].substr(0, real[1].rfind(": ")));
+    CHECK_EQ(dry[2], dir / "page" + ": its publication would be completed");
+    CHECK_EQ(real[2], dir / "page" + ": its publication was completed");
+
     CHECK_EQ(read_generation(dir.files), 3);
-    CHECK(dir.files.recover(false, done).ok());
-    CHECK(done.empty());
+    CHECK(!has_staging(dir.os, dir.path));
+    CHECK(told(false).empty());
 }
 
-TEST(recovery_goes_on_past_a_name_that_fails) {
-    page_dir dir(2);
-    leave_pending(dir.os, dir.path, 3, 0);
-    for (const std::string name : { "a", "z" }) {
-        fs::create_directories(dir / (name + ".page-staging"));
-        write_text(dir / (name + ".page-staging/commit"), "nonsense");
+// By bit rot, or by a loss of power on a disk that says what is not so. Its size is right.
+TEST(what_was_damaged_after_its_record_replaces_nothing) {
+    for (const std::string suffix : { "", ".ckpt", ".lora", ".dft" }) {
+        page_dir dir(3);
+        leave_pending(dir.os, dir.path, 4, 0);
+        const auto staged = staged_file(dir, "page" + suffix);
+        auto text = read_text(staged);
+        text.back() ^= 1;
+        write_text(staged, text);
+
+        server_page_files_result read;
+        CHECK_EQ(read_generation(dir.files, read), -1);
+        std::vector<std::string> done;
+        for (const auto & res : { dir.files.recover(NAME, true, done), dir.files.recover(NAME, false, done), read, publish(dir.files, 5) }) {
+            CHECK_EQ(res.status, SERVER_PAGE_FILES_CORRUPT);
+            CHECK(contains(res.message, "it lists page" + suffix + ", which was damaged"));
+        }
+        CHECK(done.empty());
+        for (const auto & old : suffixes_of(3)) {
+            CHECK_EQ(read_text(dir / ("page" + old)), contents_of(3, old));
+        }
+        CHECK(fs::exists(staged) && !fs::exists(dir / "page.dft"));
+
+        text.back() ^= 1;
+        write_text(staged, text);
+        CHECK_EQ(read_generation(dir.files), 4);
     }
+}
+
+// Larger than what is read at once, with the damage in either piece.
+TEST(large_contents_are_read_whole_before_they_replace_anything) {
+    const std::string large(1500*1000, 'x');
+    for (const size_t at : { size_t(0), large.size() - 1 }) {
+        page_dir dir(3);
+        faulty_os faulty(dir.os);
+        faulty.only = "rename";
+        faulty.at   = 2;
+        faulty.from_then_on = true;
+        server_page_files files(faulty, dir.path);
+        CHECK_EQ(files.publish(NAME, { { "", { { large.data(), 10 }, { large.data() + 10, large.size() - 10 } } } }).status, SERVER_PAGE_FILES_PENDING);
+
+        auto damaged = large;
+        damaged[at] ^= 1;
+        write_text(staged_file(dir, "page"), damaged);
+        std::vector<std::string> done;
+        CHECK_EQ(dir.files.recover(NAME, false, done).status, SERVER_PAGE_FILES_CORRUPT);
+        write_text(staged_file(dir, "page"), large);
+        CHECK(dir.files.recover(NAME, false, done).ok());
+        CHECK_EQ(read_text(dir / "page"), large);
+    }
+}
+
+// What it has just written is not read again.
+TEST(a_publication_reads_nothing) {
+    page_dir dir(2);
+    faulty_os watched(dir.os);
+    watched.before = [](const std::string & verb) { CHECK(verb != "read"); };
+    server_page_files files(watched, dir.path);
+    CHECK(publish(files, 3).ok());
+}
+
+// Whoever recovers holds back before the first move, not half-way.
+TEST(a_taken_place_stops_a_recovery_before_it_begins) {
+    page_dir dir(3);
+    leave_pending(dir.os, dir.path, 4, 0);
+    fs::create_directory(dir / "page.dft");
     std::vector<std::string> done;
-    CHECK_EQ(dir.files.recover(false, done).status, SERVER_PAGE_FILES_CORRUPT);
-    CHECK_EQ(done.size(), 2u);
-    CHECK_EQ(read_generation(dir.files), 3);
+    for (const bool dry_run : { true, false }) {
+        const auto res = dir.files.recover(NAME, dry_run, done);
+        CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+        CHECK(contains(res.message, dir / "page.dft"));
+    }
+    CHECK_EQ(read_text(dir / "page"), contents_of(3, ""));
+}
+
+TEST(foreign_files_in_a_dead_stage_are_left_and_told) {
+    for (const bool is_dir : { false, true }) {
+        for (const std::string name : { "notes.txt", "page.txt", "commit" }) {
+            page_dir dir(2);
+            const auto stage = leave_stage(dir, "1-1");
+            const auto alien = stage + "/" + name;
+            is_dir ? fs::create_directory(alien), void() : write_text(alien, "of a person");
+
+            std::vector<std::string> done;
+            const auto dry = dir.files.recover(NAME, true, done);
+            CHECK(done.empty() && fs::exists(stage + "/page"));
+            const auto real = dir.files.recover(NAME, false, done);
+            CHECK(done.empty());
+            for (const auto & res : { dry, real }) {
+                CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+                CHECK_EQ(res.message, alien + ": nothing that a publication makes, it is left alone");
+            }
+            CHECK(fs::exists(alien) && !fs::exists(stage + "/page") && !fs::exists(stage + "/.lock"));
+            CHECK(publish(dir.files, 3).ok());
+            CHECK(fs::exists(alien));
+
+            fs::remove(alien);
+            CHECK(dir.files.recover(NAME, false, done).ok());
+            CHECK(!has_staging(dir.os, dir.path));
+        }
+    }
+    // one of our names that is no file is not ours
+    page_dir dir(2);
+    const auto stage = leave_stage(dir, "1-1");
+    fs::create_directories(stage + "/page.dft/x");
+    std::vector<std::string> done;
+    CHECK(contains(dir.files.recover(NAME, false, done).message, stage + "/page.dft: nothing that"));
+    CHECK(fs::exists(stage + "/page.dft/x"));
+}
+
+// A list tells that there is something; whoever recovers that name finds out what.
+TEST(what_is_no_staging_directory_is_listed_and_left) {
+    page_dir dir(2);
+    CHECK(publish(dir.files, 3, "b").ok());
+    write_text(dir / "a.page-staging", "a file");
+    CHECK_EQ(listed(dir.files), std::string("a!:; b: '' 56 '.ckpt' 61; page: '' 55 '.ckpt' 60 '.dft' 59 '.lora' 60; "));
+    std::vector<std::string> done;
+    const auto res = dir.files.recover("a", false, done);
+    CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+    CHECK(contains(res.message, dir / "a.page-staging"));
+    CHECK_EQ(read_text(dir / "a.page-staging"), std::string("a file"));
 }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamactl_cli.options import log_lines
+from llamactl_cli.moments import Since
+from llamactl_cli.options import LOG_LINES_MAX, log_lines
 
 if TYPE_CHECKING:
     from llamactl_cli.output import Output
@@ -38,23 +39,27 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on with new lines until interrupted.")
     ] = False,
     lines: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--lines", "-n", parser=log_lines, metavar="LINES", help="Lines to begin with."
         ),
-    ] = LINES,
+    ] = None,
+    since: Since = None,
 ) -> None:
     """Print the engine's last log lines.
 
-    Each with its UTC time and stream; with --json one object to a line.
+    Each with its UTC time and stream; with --json one object to a line. 200 lines, or all since
+    a time; rotated files are part of it.
     """
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.errors import DaemonUnreachableError
 
     output: Output = ctx.obj
+    if lines is None:
+        lines = LINES if since is None else LOG_LINES_MAX
     with ControlClient() as client:
         try:
-            with closing(client.logs(lines=lines, follow=follow)) as found:
+            with closing(client.logs(lines=lines, follow=follow, since=since)) as found:
                 for line in found:
                     if not output.emit_line(LogLine(line)):
                         return

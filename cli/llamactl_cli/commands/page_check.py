@@ -14,10 +14,10 @@ import typer
 
 from llamactl_cli import text
 from llamactl_cli.options import PAGE_DAYS, PageDays
-from llamactl_cli.provide import Provider
+from llamactl_cli.provide import Provider, given_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import UpRequest
@@ -28,6 +28,10 @@ PROGRAM = "llama-page-files"
 """Stands beside the engine; its first comment says what it does to which file."""
 DAMAGED, INCOMPLETE = 1, 2
 """Exit codes of the program and of the commands."""
+WAITING = "waiting"
+"""Not a finding about a file: news for whoever waits."""
+STAGING = ".page-staging"
+"""No page's name can end in it: what an interrupted publication left."""
 PAGE_STATES = ("whole", "plain", "degraded", "damaged", "unknown", "pending")
 PAGES_OPTION = "--slot-save-path"
 
@@ -36,6 +40,12 @@ Directory = Annotated[
     typer.Argument(metavar="[DIR]", help="Of page files. [default: the engine's own]"),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+Engine = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine", metavar="PATH", help="Use the program beside this llama-server; build nothing."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -104,24 +114,27 @@ class CheckView:
 
     def verdict(self) -> str:
         """Return one line that is enough to know whether to worry."""
-        found = Counter(finding.what for finding in self.findings)
-        said = self._checked(found) if self.verb == "fsck" else self._removed()
-        if found["failed"]:
-            said.append(f"{found['failed']} could not be read or done, see above")
+        said = self._checked() if self.verb == "fsck" else self._removed()
+        failed = sum(finding.what == "failed" for finding in self.findings)
+        if failed:
+            said.append(f"{failed} could not be read or done, see above")
         if self.dry_run:
             said.append("dry run, nothing was changed")
         return f"{self.directory}: {'; '.join(said)}"
 
-    def _checked(self, found: Counter[str]) -> list[str]:
+    def _checked(self) -> list[str]:
+        staging = [finding for finding in self.findings if finding.name.endswith(STAGING)]
+        found = Counter(finding.what for finding in self.findings if finding not in staging)
         pages = sum(found[state] for state in PAGE_STATES)
-        moved = sum(finding.what == "damaged" and finding.done for finding in self.findings)
+        moved = sum(finding.done and bool(finding.to) for finding in self.findings)
         states = ", ".join(f"{found[state]} {state}" for state in PAGE_STATES if found[state])
         said = [f"{text.count(pages, 'page')}: {states}" if pages else "no pages"]
+        if found["orphan"]:
+            said.append(f"{text.count(found['orphan'], 'file')} without a page")
+        if staging:
+            said.append(f"{text.count(len(staging), 'publication')} that cannot be completed")
         if moved:
             said.append(f"{moved} put aside, nothing was deleted")
-        if found["orphan"]:
-            orphans = text.count(found["orphan"], "file")
-            said.append(f"{orphans} without a page, for `llamactl pages gc`")
         return said
 
     def _removed(self) -> list[str]:
@@ -132,15 +145,20 @@ class CheckView:
         return [f"{len(removed)} {'to be removed' if self.dry_run else 'removed'}, {n_bytes}"]
 
 
-def fsck(ctx: typer.Context, directory: Directory = None, dry_run: DryRun = False) -> None:
-    """Check every page file; put aside what is damaged.
+def fsck(
+    ctx: typer.Context,
+    directory: Directory = None,
+    dry_run: DryRun = False,
+    engine: Engine = None,
+) -> None:
+    """Check every page file; put aside what is damaged or belongs to no page.
 
-    Finishes what was interrupted and verifies all checksums. Damaged pages are moved to
+    Finishes what was interrupted and verifies all checksums. What is good for nothing is moved to
     DIR/.quarantine, nothing is deleted; a page that lost only a part stays. Safe beside a running
-    engine; needs no daemon. Exit codes: 0 nothing is damaged; 1 something is; 2 not everything
-    could be read or done.
+    engine; needs no daemon and no model. Exit codes: 0 nothing is damaged; 1 something is:
+    degraded, damaged or an orphan; 2 usage, or not everything could be read or done.
     """
-    _run(ctx.obj, "fsck", directory, dry_run, ())
+    _run(ctx.obj, "fsck", directory, dry_run, engine, ())
 
 
 def gc(
@@ -148,17 +166,24 @@ def gc(
     directory: Directory = None,
     dry_run: DryRun = False,
     days: PageDays = PAGE_DAYS,
+    engine: Engine = None,
 ) -> None:
-    """Remove page files that belong to no page, and old damaged ones.
+    """Remove what fsck put aside DAYS ago or earlier.
 
-    What fsck put aside is kept for DAYS. Other programs' files are never touched. Safe beside a
-    running engine; needs no daemon. Exit codes: 0 done; 2 not everything could be read or done.
+    Nothing is deleted that was not in DIR/.quarantine for so long. Finishes what was interrupted.
+    Safe beside a running engine; needs no daemon and no model. Exit codes: 0 done; 2 usage, or not
+    everything could be read or done.
     """
-    _run(ctx.obj, "gc", directory, dry_run, ("--days", str(days)))
+    _run(ctx.obj, "gc", directory, dry_run, engine, ("--days", str(days)))
 
 
 def _run(
-    output: Output, verb: str, directory: Path | None, dry_run: bool, options: Sequence[str]
+    output: Output,
+    verb: str,
+    directory: Path | None,
+    dry_run: bool,
+    engine: Path | None,
+    options: Sequence[str],
 ) -> None:
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.errors import InvalidRequestError
@@ -167,7 +192,7 @@ def _run(
         desired = _desired(client)
         own = directory or _own_directory(desired) or client.paths.pages
     where = own.absolute()
-    words = [str(_program(output, desired)), verb, str(where), *options]
+    words = [str(_program(output, engine, desired)), verb, str(where), *options]
     if dry_run:
         words.append("--dry-run")
     findings, code = _findings(output, words)
@@ -200,13 +225,20 @@ def _own_directory(desired: UpRequest | None) -> Path | None:
     return Path(given[-1])
 
 
-def _program(output: Output, desired: UpRequest | None) -> Path:
-    """Return the program beside the engine that runs, else beside the one for this machine."""
+def _program(output: Output, engine: Path | None, desired: UpRequest | None) -> Path:
+    """Return the program beside the given engine, the one that runs, or one that is built."""
+    if engine is not None:
+        given_engine(engine, "--engine")
+        beside = engine.absolute().with_name(PROGRAM)
+        if not beside.is_file():
+            message = f"there is no {PROGRAM} beside {engine}"
+            raise typer.BadParameter(message, param_hint="--engine")
+        return beside
     if desired is not None:
         beside = Path(desired.engine_path).with_name(PROGRAM)
         if beside.is_file():
             return beside
-    return Provider(output).build().path.with_name(PROGRAM)
+    return Provider(output).program(PROGRAM)
 
 
 def _findings(output: Output, words: list[str]) -> tuple[tuple[Finding, ...], int]:
@@ -214,14 +246,14 @@ def _findings(output: Output, words: list[str]) -> tuple[tuple[Finding, ...], in
     from llamactl_supervisor.errors import FailedError
 
     with (
-        output.activity("reading the files"),
+        output.activity("reading the files") as news,
         subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             encoding="utf-8",
         ) as child,
     ):  # fmt: skip
         try:
-            findings = tuple(Finding.parse(line) for line in child.stdout or ())
+            findings = tuple(_told(child.stdout or (), news))
         except (ValueError, KeyError, TypeError) as exc:
             child.kill()
             raise FailedError("page_files_failed", f"{words[0]} wrote what makes no sense") from exc
@@ -231,3 +263,14 @@ def _findings(output: Output, words: list[str]) -> tuple[tuple[Finding, ...], in
         message = f"{' '.join(words)} ended with {child.returncode}"
         raise FailedError("page_files_failed", f"{message}: {said}" if said else message)
     return findings, child.returncode
+
+
+def _told(lines: Iterable[str], news: Callable[[str], None]) -> Iterable[Finding]:
+    """Yield the findings as they come; who waits is told at once, and when it is over."""
+    for line in lines:
+        finding = Finding.parse(line)
+        if finding.what == WAITING:
+            news(finding.why)
+        else:
+            news("")
+            yield finding

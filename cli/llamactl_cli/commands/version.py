@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import typer
 from llamactl_supervisor.errors import DaemonUnreachableError
 
-from llamactl_cli import text
+from llamactl_cli import text, versions
 
 if TYPE_CHECKING:
     from llamactl_cli.output import Output
-
-DISTRIBUTION = "llamactl-sidecar"
-ENGINE_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ def version(ctx: typer.Context) -> None:
     from llamactl_supervisor.client import ControlClient
 
     output: Output = ctx.obj
-    cli = _own()
+    cli = versions.own()
     daemon = engine_path = None
     try:
         with ControlClient() as client:
@@ -67,31 +62,5 @@ def version(ctx: typer.Context) -> None:
             f"the daemon is version {daemon}, this command {cli}: `llamactl down`, then `up`, "
             "brings the new one"
         )
-    engine = None if engine_path is None else _engine_version(engine_path)
+    engine = None if engine_path is None else versions.of_engine(engine_path)
     output.emit(VersionView(cli, daemon, engine, engine_path))
-
-
-def _own() -> str:
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "0+source"
-
-
-def _engine_version(path: str) -> str | None:
-    """Return what the binary says it is, e.g. `11312 (0c1e570)`."""
-    try:
-        done = subprocess.run(
-            [path, "--version"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ENGINE_ANSWER_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    said = (done.stdout + done.stderr).splitlines()
-    found = (line.removeprefix("version:").strip() for line in said if line.startswith("version:"))
-    return next(found, None)

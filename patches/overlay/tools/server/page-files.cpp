@@ -18,11 +18,12 @@ static const char * const USAGE =
     "usage: llama-page-files fsck DIR [--dry-run]\n"
     "       llama-page-files gc   DIR [--dry-run] [--days N]\n"
     "\n"
-    "fsck  finishes what was interrupted, checks every page, moves what is damaged to DIR/.quarantine\n"
-    "gc    removes files that belong to no page, and what has been in quarantine for N days (default: 30)\n"
+    "fsck  finishes what was interrupted, checks every page, moves what is damaged or belongs to no page to DIR/.quarantine\n"
+    "gc    finishes what was interrupted, removes what has been in DIR/.quarantine for N days (default: 30)\n"
     "\n"
-    "Both may run beside an engine that uses DIR. --dry-run changes nothing.\n"
-    "Exit codes: 0 nothing is damaged; 1 something is; 2 usage, or not everything could be read or done.\n";
+    "Both may run beside an engine that uses DIR, and wait while it publishes. --dry-run changes nothing.\n"
+    "Exit codes: 0 nothing is damaged; 1 something is: degraded, damaged or an orphan; 2 usage, or not everything could be\n"
+    "read or done.\n";
 
 static const int     EXIT_USAGE = 2;
 static const int64_t N_DAYS_MAX = 36500;
@@ -39,6 +40,7 @@ static const char * word(server_page_finding_what what) {
         case SERVER_PAGE_FOUND_ORPHAN:      return "orphan";
         case SERVER_PAGE_FOUND_QUARANTINED: return "quarantined";
         case SERVER_PAGE_FOUND_FAILED:      return "failed";
+        case SERVER_PAGE_FOUND_WAITING:     return "waiting";
     }
     return "";
 }

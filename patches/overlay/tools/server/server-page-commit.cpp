@@ -1,5 +1,6 @@
 #include "server-page-commit.h"
 
+#include <algorithm>
 #include <atomic>
 
 typedef server_page_files_result  result;
@@ -8,6 +9,8 @@ typedef server_page_os_handle_ptr handle;
 
 static const char * const RECORD_NEW = "commit.new";
 static const char * const OWNER      = ".lock";
+
+static const size_t N_BYTES_PIECE = 1024*1024; // contents are read, written and summed up in pieces
 
 static result failed(server_page_files_status status, const std::string & message) {
     return { status, message };
@@ -77,7 +80,7 @@ result server_page_commit::settle(std::string & warning) const {
         return res;
     }
     if (found) {
-        auto res = complete(rec);
+        auto res = recover(rec);
         if (!res.ok()) {
             res.message = "an interrupted publication of " + (root / name).str() + " cannot be completed: " + res.message;
             return res;
@@ -86,7 +89,7 @@ result server_page_commit::settle(std::string & warning) const {
     }
 
     std::vector<std::string> swept;
-    if (const auto res = sweep(false, swept); !res.ok()) {
+    if (const auto res = sweep(false, false, swept); !res.ok()) {
         warning = res.message;
     }
     return {};
@@ -111,30 +114,60 @@ result server_page_commit::make_stage(std::string & stage, handle & owner) const
     return server_page_told(os.lock(staging / stage / OWNER, SERVER_PAGE_OS_LOCK_EXCLUSIVE, owner));
 }
 
-static result write_file(server_page_os & os, const path & p, const std::vector<server_page_span> & parts) {
+static result write_file(server_page_os & os, const path & p, const std::vector<server_page_span> & parts, uint64_t & checksum) {
     handle file;
     if (auto res = server_page_told(os.create(p, file)); !res.ok()) {
         return res;
     }
+
+    server_page_checksum_state sum;
     for (const auto & part : parts) {
-        if (part.size == 0) {
-            continue;
-        }
-        if (auto res = server_page_told(os.write(p, *file, part.data, part.size)); !res.ok()) {
-            return res;
+        for (size_t offset = 0; offset < part.size; offset += N_BYTES_PIECE) {
+            const auto * data = static_cast<const uint8_t *>(part.data) + offset;
+            const size_t size = std::min(N_BYTES_PIECE, part.size - offset);
+
+            sum.add(data, size);
+            if (auto res = server_page_told(os.write(p, *file, data, size)); !res.ok()) {
+                return res;
+            }
         }
     }
+    checksum = sum.value();
+
     return server_page_told(os.sync(p, *file));
 }
 
-result server_page_commit::write_stage(const std::string & stage, const std::vector<server_page_file> & files) const {
+static result read_checksum(server_page_os & os, const path & p, uint64_t & checksum) {
+    handle   file;
+    uint64_t n_left = 0;
+    if (auto res = server_page_told(os.open(p, file, n_left)); !res.ok()) {
+        return res;
+    }
+
+    server_page_checksum_state sum;
+    std::vector<uint8_t> piece(std::min<uint64_t>(n_left, N_BYTES_PIECE));
+    while (n_left > 0) {
+        const size_t size = std::min<uint64_t>(n_left, piece.size());
+        if (auto res = server_page_told(os.read(p, *file, piece.data(), size)); !res.ok()) {
+            return res;
+        }
+        sum.add(piece.data(), size);
+        n_left -= size;
+    }
+    checksum = sum.value();
+
+    return {};
+}
+
+result server_page_commit::write_stage(const std::vector<server_page_file> & files, server_page_record & rec) const {
     for (const auto & file : files) {
-        if (auto res = write_file(os, staging / stage / (name + file.suffix), file.parts); !res.ok()) {
+        const auto member = std::find_if(rec.members.begin(), rec.members.end(), [&](const auto & cur) { return cur.file == name + file.suffix; });
+        if (auto res = write_file(os, staging / rec.stage / member->file, file.parts, member->checksum); !res.ok()) {
             return res;
         }
     }
     // the record must not outlive what it lists, nor the directories on the way there
-    for (const auto & dir : { staging / stage, staging, root }) {
+    for (const auto & dir : { staging / rec.stage, staging, root }) {
         if (auto res = server_page_told(os.sync_dir(dir)); !res.ok()) {
             return res;
         }
@@ -145,7 +178,8 @@ result server_page_commit::write_stage(const std::string & stage, const std::vec
 result server_page_commit::place_record(const server_page_record & rec) const {
     const auto text = server_page_record_text(rec);
 
-    if (auto res = write_file(os, staging / RECORD_NEW, { { text.data(), text.size() } }); !res.ok()) {
+    uint64_t checksum = 0; // it has its own
+    if (auto res = write_file(os, staging / RECORD_NEW, { { text.data(), text.size() } }, checksum); !res.ok()) {
         return res;
     }
 
@@ -198,8 +232,7 @@ result server_page_commit::load_record(server_page_record & rec, bool & found) c
     return {};
 }
 
-result server_page_commit::check_members(const server_page_record & rec, std::vector<std::string> & staged) const {
-    staged.clear();
+result server_page_commit::find_members(const server_page_record & rec, std::vector<std::string> & staged) const {
     for (const auto & member : rec.members) {
         bool     found   = false;
         uint64_t n_bytes = 0;
@@ -219,6 +252,40 @@ result server_page_commit::check_members(const server_page_record & rec, std::ve
     return {};
 }
 
+result server_page_commit::check_contents(const server_page_record & rec, const std::vector<std::string> & staged) const {
+    for (const auto & member : rec.members) {
+        if (std::find(staged.begin(), staged.end(), member.file) == staged.end()) {
+            continue;
+        }
+        uint64_t checksum = 0;
+        if (auto res = read_checksum(os, staging / rec.stage / member.file, checksum); !res.ok()) {
+            return res;
+        }
+        if (checksum != member.checksum) {
+            return corrupt(record, "it lists " + member.file + ", which was damaged after it was written");
+        }
+    }
+    return {};
+}
+
+result server_page_commit::check(const server_page_record & rec) const {
+    std::vector<std::string> staged;
+    if (auto res = find_members(rec, staged); !res.ok()) {
+        return res;
+    }
+    if (auto res = check_contents(rec, staged); !res.ok()) {
+        return res;
+    }
+    return check_places();
+}
+
+result server_page_commit::recover(const server_page_record & rec) const {
+    if (auto res = check(rec); !res.ok()) {
+        return res;
+    }
+    return complete(rec);
+}
+
 result server_page_commit::complete(const server_page_record & rec) const {
     // its writer may have died before this: a record that is seen need not be durable
     if (auto res = server_page_told(os.sync_dir(staging)); !res.ok()) {
@@ -226,7 +293,7 @@ result server_page_commit::complete(const server_page_record & rec) const {
     }
 
     std::vector<std::string> staged;
-    if (auto res = check_members(rec, staged); !res.ok()) {
+    if (auto res = find_members(rec, staged); !res.ok()) {
         return res;
     }
     for (const auto & file : staged) {
@@ -251,6 +318,15 @@ result server_page_commit::complete(const server_page_record & rec) const {
     return res;
 }
 
+static result alien(const path & p) {
+    return failed(SERVER_PAGE_FILES_IO, p.str() + ": nothing that a publication makes, it is left alone");
+}
+
+bool server_page_commit::is_staged_name(const std::string & file) const {
+    const auto & suffixes = server_page_suffixes();
+    return file == OWNER || std::any_of(suffixes.begin(), suffixes.end(), [&](const std::string & suffix) { return file == name + suffix; });
+}
+
 result server_page_commit::sweep_stage(const path & stage, bool dry_run, std::vector<std::string> & swept, bool & left) const {
     left = true;
 
@@ -268,31 +344,40 @@ result server_page_commit::sweep_stage(const path & stage, bool dry_run, std::ve
     if (auto res = server_page_told(os.list(stage, entries)); !res.ok()) {
         return res;
     }
-    if (!dry_run) {
-        for (const auto & entry : entries) {
-            if (auto res = server_page_told_unless_gone(os.remove(stage / entry.name)); !res.ok()) {
-                return res;
-            }
-        }
-        if (auto res = server_page_told_unless_gone(os.remove_dir(stage)); !res.ok()) {
-            return res;
-        }
-    }
-    swept.push_back(stage.str());
-    left = false;
 
-    return {};
+    result first;
+    for (const auto & entry : entries) {
+        const path p = stage / entry.name;
+
+        result res;
+        if (entry.kind != SERVER_PAGE_OS_FILE || !is_staged_name(entry.name)) {
+            res = alien(p);
+        } else if (!dry_run) {
+            res = server_page_told_unless_gone(os.remove(p));
+        }
+        first = first.ok() ? res : first;
+    }
+    if (first.ok() && !dry_run) {
+        first = server_page_told_unless_gone(os.remove_dir(stage));
+    }
+    if (first.ok()) {
+        swept.push_back(stage.str());
+        left = false;
+    }
+    return first;
 }
 
-result server_page_commit::sweep(bool dry_run, std::vector<std::string> & swept) const {
+result server_page_commit::sweep(bool dry_run, bool is_completed, std::vector<std::string> & swept) const {
     std::vector<server_page_os_entry> entries;
     if (const auto listed = os.list(staging, entries); !listed.ok()) {
         return server_page_told_unless_gone(listed);
     }
-    for (const auto & entry : entries) {
-        if (entry.name == SERVER_PAGE_RECORD) {
-            return {};
-        }
+    const auto has_record = std::find_if(entries.begin(), entries.end(), [](const auto & entry) { return entry.name == SERVER_PAGE_RECORD; });
+    if (has_record != entries.end() && !is_completed) {
+        return {};
+    }
+    if (has_record != entries.end()) {
+        entries.erase(has_record);
     }
 
     result first;
@@ -308,7 +393,7 @@ result server_page_commit::sweep(bool dry_run, std::vector<std::string> & swept)
             res  = dry_run ? result() : server_page_told_unless_gone(os.remove(p));
             left = !res.ok();
         } else {
-            res = failed(SERVER_PAGE_FILES_IO, p.str() + ": nothing that a publication makes, it is left alone");
+            res = alien(p);
         }
 
         first = first.ok() ? res : first;

@@ -34,25 +34,30 @@ struct server_page_commit {
 
     // the owner's handle keeps it from being swept
     result make_stage(std::string & stage, handle & owner) const;
-    result write_stage(const std::string & stage, const std::vector<server_page_file> & files) const;
+    result write_stage(const std::vector<server_page_file> & files, server_page_record & rec) const; // the record gets the checksums
 
-    // pending: the record may be placed
+    // of what was just written; pending: the record may be placed
     result commit(const server_page_record & rec) const;
 
     result load_record(server_page_record & rec, bool & found) const;
 
-    // every member is in the stage still, which `staged` tells, or in its place already
-    result check_members(const server_page_record & rec, std::vector<std::string> & staged) const;
+    // whether a record of somebody who died can be completed: every member is in the stage still, with the contents that the
+    // record tells of, or in its place already
+    result check(const server_page_record & rec) const;
 
-    // each part of it may have been done before; ok with a message: done, but the record may come back
-    result complete(const server_page_record & rec) const;
+    // what has a record, each part of which may have been done before; ok with a message: done, but the record may come back
+    result recover(const server_page_record & rec) const;
 
-    // stages that nobody owns, and the staging directory where it is empty; nothing where there is a record
-    // `swept` tells which stages; the first failure is returned, the others are still swept
-    result sweep(bool dry_run, std::vector<std::string> & swept) const;
+    // stages that nobody owns, and the staging directory where it is empty; nothing where there is a record, but in a dry run
+    // that takes it for completed. `swept` tells which stages; the first failure is returned, the others are still swept
+    result sweep(bool dry_run, bool is_completed, std::vector<std::string> & swept) const;
 
 private:
     result place_record(const server_page_record & rec) const;
+    result find_members(const server_page_record & rec, std::vector<std::string> & staged) const;
+    result check_contents(const server_page_record & rec, const std::vector<std::string> & staged) const;
+    result complete(const server_page_record & rec) const;
+    bool   is_staged_name(const std::string & file) const;
     result sweep_stage(const path & stage, bool dry_run, std::vector<std::string> & swept, bool & left) const;
 };
 

@@ -1,6 +1,7 @@
 #include "server-page-file-name.h"
 
 #include <algorithm>
+#include <vector>
 
 static bool is_utf8(const std::string & str) {
     for (size_t i = 0; i < str.size(); ) {
@@ -24,6 +25,20 @@ static bool is_utf8(const std::string & str) {
         i += n;
     }
     return true;
+}
+
+// what Windows takes for a device in any directory, whatever follows a dot; `lower` has no capital letters
+static bool is_device(const std::string & lower) {
+    static const std::vector<std::string> DEVICES = { "con", "prn", "aux", "nul", "conin$", "conout$" };
+    static const std::vector<std::string> DIGITS  = { "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "\xc2\xb9", "\xc2\xb2", "\xc2\xb3" };
+
+    std::string stem = lower.substr(0, lower.find('.'));
+    stem.erase(stem.find_last_not_of(' ') + 1);
+
+    if (stem.compare(0, 3, "com") == 0 || stem.compare(0, 3, "lpt") == 0) {
+        return std::find(DIGITS.begin(), DIGITS.end(), stem.substr(3)) != DIGITS.end();
+    }
+    return std::find(DEVICES.begin(), DEVICES.end(), stem) != DEVICES.end();
 }
 
 std::string server_page_file_name_error(const std::string & name) {
@@ -57,6 +72,9 @@ std::string server_page_file_name_error(const std::string & name) {
         if (lower.size() >= suffix.size() && lower.compare(lower.size() - suffix.size(), suffix.size(), suffix) == 0) {
             return "the name of a page's file must not end in '" + suffix + "', which belongs to the server";
         }
+    }
+    if (is_device(lower)) {
+        return "the name of a page's file must not be that of a device on Windows, whatever follows a dot: con, prn, aux, nul, com1, lpt1 and the like";
     }
     return "";
 }

@@ -22,60 +22,12 @@ static result no_such_page(const server_page_commit & page) {
     return failed(SERVER_PAGE_FILES_NOT_FOUND, (page.root / page.name).str() + ": there is no such page");
 }
 
-static result retire(const server_page_commit & page, const std::string & suffix, bool & found) {
-    const auto removed = page.os.remove(page.root / (page.name + suffix));
-    found = found || removed.ok();
-    return server_page_told_unless_gone(removed);
-}
-
-static result remove_page(const server_page_commit & page) {
-    std::string warning;
-    const auto settled = page.settle(warning);
-    const bool damaged = settled.status == SERVER_PAGE_FILES_CORRUPT;
-    if (!settled.ok() && !damaged) {
-        return settled;
+// nothing else gets the name going again
+static result with_remedy(result res) {
+    if (res.status == SERVER_PAGE_FILES_CORRUPT) {
+        res.message += "; llamactl pages fsck puts it aside";
     }
-    if (auto res = page.check_places(); !res.ok()) {
-        return res;
-    }
-
-    // a record that was dropped, but may come back, would miss what is removed now
-    if (auto res = server_page_told_unless_gone(page.os.sync_dir(page.staging)); !res.ok()) {
-        return res;
-    }
-    if (auto res = server_page_told(page.os.sync_dir(page.root)); !res.ok()) {
-        return res;
-    }
-
-    // without NAME there is no page: that it is gone must be durable before anything else goes
-    bool found = damaged;
-    for (const auto & suffix : server_page_suffixes()) {
-        if (auto res = retire(page, suffix, found); !res.ok()) {
-            return res;
-        }
-        if (suffix.empty()) {
-            if (auto res = server_page_told(page.os.sync_dir(page.root)); !res.ok()) {
-                return res;
-            }
-        }
-    }
-    if (auto res = server_page_told(page.os.sync_dir(page.root)); !res.ok()) {
-        return res;
-    }
-
-    // last, so that a removal that is interrupted leaves no files that look like a page
-    if (damaged) {
-        if (auto res = server_page_told_unless_gone(page.os.remove(page.record)); !res.ok()) {
-            return res;
-        }
-        if (auto res = server_page_told(page.os.sync_dir(page.staging)); !res.ok()) {
-            return res;
-        }
-        if (auto res = page.settle(warning); !res.ok()) {
-            return res;
-        }
-    }
-    return found ? failed(SERVER_PAGE_FILES_OK, warning) : no_such_page(page);
+    return res;
 }
 
 static result recover_page(const server_page_commit & page, bool dry_run, std::vector<std::string> & done) {
@@ -87,8 +39,7 @@ static result recover_page(const server_page_commit & page, bool dry_run, std::v
 
     result res;
     if (found) {
-        std::vector<std::string> staged;
-        res = dry_run ? page.check_members(rec, staged) : page.complete(rec);
+        res = dry_run ? page.check(rec) : page.recover(rec);
         if (!res.ok()) {
             return res;
         }
@@ -97,7 +48,7 @@ static result recover_page(const server_page_commit & page, bool dry_run, std::v
     }
 
     std::vector<std::string> swept;
-    auto sweeping = page.sweep(dry_run, swept);
+    auto sweeping = page.sweep(dry_run, dry_run && found, swept);
     for (const auto & stage : swept) {
         done.push_back(stage +
                 (dry_run ? ": nobody owns this stage, it would be removed" : ": nobody owned this stage, it was removed"));
@@ -201,7 +152,7 @@ static server_page_record planned(const std::string & name, const std::vector<se
         for (const auto & part : it->parts) {
             n_bytes += part.size;
         }
-        res.members.push_back({ name + suffix, n_bytes });
+        res.members.push_back({ name + suffix, n_bytes, 0 });
     }
     return res;
 }
@@ -232,13 +183,13 @@ result server_page_files::publish(const std::string & name, const std::vector<se
         res = page.check_places();
     }
     if (!res.ok()) {
-        return res;
+        return with_remedy(res);
     }
 
     res = page.make_stage(rec.stage, owner);
     if (res.ok()) {
         held.reset();
-        res = page.write_stage(rec.stage, files);
+        res = page.write_stage(files, rec);
     }
     if (res.ok()) {
         res = server_page_told(os.lock(page.lock, SERVER_PAGE_OS_LOCK_EXCLUSIVE, held));
@@ -257,12 +208,12 @@ result server_page_files::publish(const std::string & name, const std::vector<se
     owner.reset();
     if (res.status != SERVER_PAGE_FILES_PENDING && (held || os.lock(page.lock, SERVER_PAGE_OS_LOCK_EXCLUSIVE, held).ok())) {
         std::vector<std::string> swept;
-        warning = page.sweep(false, swept).message;
+        warning = page.sweep(false, false, swept).message;
     }
     if (res.ok() && res.message.empty()) {
         res.message = warning;
     }
-    return res;
+    return with_remedy(res);
 }
 
 result server_page_files::read(const std::string & name, const std::vector<std::string> & suffixes,
@@ -284,7 +235,7 @@ result server_page_files::read(const std::string & name, const std::vector<std::
     server_page_record rec;
     bool pending = false;
     if (auto res = page.load_record(rec, pending); !res.ok()) {
-        return res;
+        return with_remedy(res);
     }
     if (!pending) {
         return read_page(page, suffixes, allocate); // without a lock where there can be none: nobody commits there
@@ -301,27 +252,13 @@ result server_page_files::read(const std::string & name, const std::vector<std::
     }
     std::string warning;
     if (auto res = page.settle(warning); !res.ok()) {
-        return res;
+        return with_remedy(res);
     }
     auto res = read_page(page, suffixes, allocate);
     if (res.ok()) {
         res.message = warning;
     }
     return res;
-}
-
-result server_page_files::remove(const std::string & name) {
-    if (auto res = check_name(name); !res.ok()) {
-        return res;
-    }
-
-    const server_page_commit page(os, dir, name);
-
-    handle held;
-    if (auto res = server_page_told(os.lock(page.lock, SERVER_PAGE_OS_LOCK_EXCLUSIVE, held)); !res.ok()) {
-        return res;
-    }
-    return remove_page(page);
 }
 
 // the name of a page of which this is the staging directory, empty: none
@@ -333,33 +270,21 @@ static std::string staged_name(const server_page_os_entry & entry) {
     return server_page_file_name_error(name).empty() ? name : "";
 }
 
-result server_page_files::recover(bool dry_run, std::vector<std::string> & done) {
+result server_page_files::recover(const std::string & name, bool dry_run, std::vector<std::string> & done) {
     done.clear();
 
-    const path root = { dir, "" };
-
-    std::vector<server_page_os_entry> entries;
-    if (auto res = server_page_told(os.list(root, entries)); !res.ok()) {
+    if (auto res = check_name(name); !res.ok()) {
         return res;
     }
 
-    result first;
-    for (const auto & entry : entries) {
-        const auto name = staged_name(entry);
-        if (name.empty()) {
-            continue;
-        }
+    const server_page_commit page(os, dir, name);
 
-        handle held;
-        result res = dry_run
-            ? server_page_told_unless_gone(os.lock(root / SERVER_PAGE_LOCK, SERVER_PAGE_OS_LOCK_SHARED, held))
-            : server_page_told(os.lock(root / SERVER_PAGE_LOCK, SERVER_PAGE_OS_LOCK_EXCLUSIVE, held));
-        if (res.ok()) {
-            res = recover_page({ os, dir, name }, dry_run, done);
-        }
-        first = first.ok() ? res : first;
-    }
-    return first;
+    handle held;
+    const auto locked = dry_run
+        ? server_page_told_unless_gone(os.lock(page.lock, SERVER_PAGE_OS_LOCK_SHARED, held))
+        : server_page_told(os.lock(page.lock, SERVER_PAGE_OS_LOCK_EXCLUSIVE, held));
+
+    return locked.ok() ? with_remedy(recover_page(page, dry_run, done)) : locked;
 }
 
 result server_page_files::list(std::vector<server_page_generation> & generations) {
@@ -372,21 +297,16 @@ result server_page_files::list(std::vector<server_page_generation> & generations
         return res;
     }
     std::vector<server_page_os_entry> entries;
-    if (auto res = server_page_told(os.list(root, entries)); !res.ok()) {
-        return res;
+    if (const auto listed = os.list(root, entries); listed.status == SERVER_PAGE_OS_NOT_FOUND) {
+        return failed(SERVER_PAGE_FILES_NOT_FOUND, root.str() + ": there is no such directory");
+    } else if (!listed.ok()) {
+        return server_page_told(listed);
     }
 
     std::map<std::string, server_page_generation> found;
     for (const auto & entry : entries) {
         if (const auto name = staged_name(entry); !name.empty()) {
-            server_page_os_entry record;
-            const auto looked = os.look(root / entry.name / SERVER_PAGE_RECORD, record);
-            if (!looked.ok() && looked.status != SERVER_PAGE_OS_NOT_FOUND) {
-                return server_page_told(looked);
-            }
-            if (looked.ok()) {
-                found[name].pending = true;
-            }
+            found[name].staged = true;
             continue;
         }
         if (entry.kind != SERVER_PAGE_OS_FILE) {

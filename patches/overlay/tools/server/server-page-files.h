@@ -6,8 +6,8 @@
 // Whatever happens at whatever moment (an error of the disk, a crash, a loss of power), a reader finds all files of the old
 // generation, or all of the new one, or gets an error that says what is wrong. It never finds some of each.
 //
-//   .page-lock                        held shared by who reads, exclusively by who commits, removes, recovers or
-//                                     makes a stage; not while the big files are written
+//   .page-lock                        held shared by who reads, exclusively by who commits, recovers or makes a
+//                                     stage; not while the big files are written
 //   NAME.page-staging/                there only while something is under way, or was when somebody died
 //       PID-N/                        a stage, of one publication
 //           .lock                     locked for as long as its owner lives: a pid alone proves nothing, it is used
@@ -25,10 +25,14 @@
 //   6. the stage is removed, and the staging directory where it is empty
 //
 // A failure before the record leaves the old generation and no stage. After it, whoever next reads or writes the name takes
-// up at step 4, each part of which may have been done already. A record that cannot be read, or that lists what is not
-// there, is reported and left as it is: nothing is guessed. publish() and read() refuse such a name, remove() clears it.
+// up at step 4, each part of which may have been done already. Before he moves anything he reads what is in the stage: the
+// record has the checksum of each file, and what was damaged since it was written does not replace a good page. What is in
+// its place already is held to its size only.
 //
-// remove() needs no record, so that it works on a full disk: NAME is removed and that is synced, then the sidecars.
+// A record that cannot be read, or that lists what is not there, is reported and left as it is: nothing is guessed. It blocks
+// the name: publish() and read() refuse it until `llamactl pages fsck` has put it aside.
+//
+// A sweep removes what a publication makes and nothing else: a file of somebody's in a stage is left, and told.
 //
 // What survives what, and the test that shows it (tests/native, and the last ones on the running server in tests/):
 //
@@ -50,15 +54,21 @@
 //   recovery        | any verb                             | old or new, and it can be tried   | every_verb_fails_in_a_recovery
 //   recovery        | the process dies, or power is lost   | old or new                        | power_is_lost_while_a_dead_publication_is_read_or_recovered
 //   recovery        | the owner of a stage is alive        | the stage                         | a_stage_is_swept_when_its_owner_is_dead_and_only_then
+//   recovery        | a staged file was damaged            | the old generation, an error      | what_was_damaged_after_its_record_replaces_nothing
+//   recovery        | foreign files in a stage             | these, an error that names one    | foreign_files_in_a_dead_stage_are_left_and_told
 //   reading         | any verb                             | everything, the reader has error  | every_verb_fails_in_reading
 //   reading         | power is lost afterwards             | what was read                     | a_generation_that_was_read_is_durable
 //   reading         | the directory may not be written     | everything, and it is read        | a_directory_that_may_not_be_written_is_read_unless_something_is_unfinished
-//   removal         | any verb                             | the whole page, or none           | every_verb_fails_in_a_removal
-//   any             | the record is damaged                | everything, an error that says so | a_damaged_record_is_named_and_left_until_the_page_is_removed
+//   any             | the record is damaged                | everything, an error that says so | a_damaged_record_is_named_and_left
+//   any             | the same, and fsck                   | what is good, the name is free    | a_page_that_is_good_without_the_damaged_record_stays
+//   listing, fsck   | what is no staging directory         | everything, an error for the name | what_is_no_staging_directory_stops_nothing_but_its_name
 //   any             | a name that is a path                | everything, an error              | hostile_names_are_refused_everywhere
 //
 // The locks are advisory: other programs that write these names are not kept out. They are not fair either: readers that
 // never leave a gap hold up who commits.
+//
+// Names that differ in nothing but letter case are one file on some file systems (Windows, macOS): there the second page
+// replaces the first one.
 
 #include "server-page-checksum.h"
 #include "server-page-file-name.h"
@@ -81,7 +91,7 @@ enum server_page_files_status {
     SERVER_PAGE_FILES_DECLINED,  // the reader did not want that much
     SERVER_PAGE_FILES_NO_SPACE,
     SERVER_PAGE_FILES_NO_ACCESS,
-    SERVER_PAGE_FILES_CORRUPT,   // the record, or what it lists
+    SERVER_PAGE_FILES_CORRUPT,   // the record, or what it lists; fsck puts it aside
     SERVER_PAGE_FILES_IO,        // anything else the operating system said; a symlink that stands in the way
     SERVER_PAGE_FILES_PENDING,   // publish: the record may be placed, the rest failed. The next read or write of the name
                                  // completes the new generation, or finds the old one if the record was lost
@@ -103,9 +113,9 @@ struct server_page_generation {
 
     std::string name;
 
-    std::vector<file> files; // none with the suffix "": what an interrupted removal left
+    std::vector<file> files; // none with the suffix "": sidecars that belong to nothing
 
-    bool pending = false; // there is a record: recover() changes the files
+    bool staged = false; // there is a staging directory, or what stands in its place: something for recover()
 };
 
 struct server_page_files {
@@ -121,12 +131,8 @@ struct server_page_files {
     server_page_files_result read(const std::string & name, const std::vector<std::string> & suffixes,
             const std::function<uint8_t * (const std::string & suffix, uint64_t n_bytes)> & allocate);
 
-    // the whole generation, stages that nobody owns any more, and a record that cannot be completed
-    server_page_files_result remove(const std::string & name);
-
-    // complete publications that have a record, sweep stages whose owner is dead; `done` tells what was or would be done
-    // goes on past a name that fails; the first failure is returned
-    server_page_files_result recover(bool dry_run, std::vector<std::string> & done);
+    // complete a publication that has a record, sweep stages whose owner is dead; `done` tells what was or would be done
+    server_page_files_result recover(const std::string & name, bool dry_run, std::vector<std::string> & done);
 
     // in the order of their names
     server_page_files_result list(std::vector<server_page_generation> & generations);

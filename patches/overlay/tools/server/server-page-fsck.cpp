@@ -1,253 +1,290 @@
 #include "server-page-fsck-run.h"
+#include "server-page-quarantine.h"
 
 #include <algorithm>
+#include <exception>
 
 typedef server_page_files_result  result;
 typedef server_page_os_path       path;
 typedef server_page_os_handle_ptr handle;
 
+// enough of a file to know whose it is
+static const uint64_t N_BYTES_BEGIN = 64*1024;
+
+struct page_file {
+    std::string suffix;
+    uint64_t    n_bytes = 0;
+
+    handle file;
+
+    std::vector<uint8_t> data; // of another program's the begin only
+
+    server_page_span span() const { return { data.data(), data.size() }; }
+};
+
 struct page_files {
-    std::vector<std::pair<std::string, std::vector<uint8_t>>> contents;
+    std::vector<page_file> files; // in the order of server_page_suffixes()
 
-    uint64_t n_bytes = 0;
+    bool pending    = false; // there is a commit record, and it can be completed
+    bool is_foreign = false; // FILE
 
-    bool        pending = false;
-    std::string record_error; // not empty: the commit record is damaged
+    std::string record_error; // not empty: the commit record is damaged, or what it lists
 
-    server_page_checked checked;
-
-    bool has_record() const { return pending || !record_error.empty(); }
-
-    // while nobody looked
-    bool is_gone() const { return !has_record() && (contents.empty() || !contents.front().first.empty()); }
+    bool has_state() const { return !files.empty() && files.front().suffix.empty(); }
 };
 
 // under the lock
 static result look_at_record(const server_page_commit & page, page_files & found) {
-    server_page_record       rec;
-    std::vector<std::string> staged;
+    server_page_record rec;
 
     auto res = page.load_record(rec, found.pending);
     if (res.ok() && found.pending) {
-        res = page.check_members(rec, staged);
+        res = page.check(rec);
     }
     if (res.status == SERVER_PAGE_FILES_CORRUPT) {
+        found.pending      = false;
         found.record_error = res.message;
         return {};
     }
     return res;
 }
 
-// under the lock
-static result read_page(const server_page_fsck_run & run, const server_page_commit & page, page_files & found) {
-    if (auto res = look_at_record(page, found); !res.ok()) {
+// up to so many bytes from its begin
+static result read_up_to(server_page_os & os, const path & p, page_file & cur, uint64_t n_bytes) {
+    const size_t n_before = cur.data.size();
+    try {
+        cur.data.resize(std::max<uint64_t>(n_before, std::min(cur.n_bytes, n_bytes)));
+    } catch (const std::exception &) {
+        return { SERVER_PAGE_FILES_DECLINED, p.str() + ": there is no memory for its " + std::to_string(cur.n_bytes) + " bytes" };
+    }
+    const size_t n_new = cur.data.size() - n_before;
+
+    return n_new == 0 ? result() : server_page_told(os.read(p, *cur.file, cur.data.data() + n_before, n_new));
+}
+
+// under the lock; a file that cannot be ours is not read on, it may be of any size
+static result read_page(server_page_fsck_run & run, const server_page_commit & page, page_files & found) {
+    if (auto res = look_at_record(page, found); !res.ok() || found.pending) {
         return res;
     }
-    if (found.pending && found.record_error.empty()) {
-        return {};
-    }
 
+    bool any_ours = false;
     for (const auto & suffix : server_page_suffixes()) {
-        std::vector<uint8_t> data;
-        bool is_there = false;
-        if (auto res = run.read_file(page.root / (page.name + suffix), data, is_there); !res.ok()) {
+        const auto p = page.root / (page.name + suffix);
+
+        page_file cur;
+        cur.suffix = suffix;
+        const auto opened = run.os.open(p, cur.file, cur.n_bytes);
+        if (opened.status == SERVER_PAGE_OS_NOT_FOUND) {
+            continue;
+        }
+        if (!opened.ok()) {
+            return server_page_told(opened);
+        }
+        if (auto res = read_up_to(run.os, p, cur, N_BYTES_BEGIN); !res.ok()) {
             return res;
         }
-        if (is_there) {
-            found.n_bytes += data.size();
-            found.contents.emplace_back(suffix, std::move(data));
+        any_ours = any_ours || (!suffix.empty() && server_page_is_ours(cur.span()));
+        found.files.push_back(std::move(cur));
+    }
+
+    for (auto & cur : found.files) {
+        const bool can_be_ours = cur.suffix.empty()
+            ? any_ours || server_page_read_head(cur.span(), run.options.magic, run.options.version) != SERVER_PAGE_HEAD_FOREIGN
+            : (found.has_state() || !found.record_error.empty()) && server_page_is_ours(cur.span());
+
+        found.is_foreign = found.is_foreign || (cur.suffix.empty() && !can_be_ours);
+        if (can_be_ours) {
+            if (auto res = read_up_to(run.os, page.root / (page.name + cur.suffix), cur, UINT64_MAX); !res.ok()) {
+                return res;
+            }
         }
+        cur.file.reset(); // some systems move no file that is open
     }
     return {};
 }
 
-static void judge(const server_page_fsck_run & run, const std::string & name, page_files & found) {
-    auto head = SERVER_PAGE_HEAD_FOREIGN;
+//
+// verdict
+//
 
-    std::vector<server_page_check_file> files;
-    for (const auto & [suffix, data] : found.contents) {
-        files.push_back({ suffix, { data.data(), data.size() } });
-        if (suffix.empty()) {
-            head = server_page_read_head(files.back().contents, run.options.magic, run.options.version);
-        }
-    }
-    found.checked = server_page_check(name, head, files);
+struct verdict {
+    std::vector<server_page_finding> findings;
 
-    if (!found.record_error.empty()) {
-        found.checked.status = SERVER_PAGE_CHECK_DAMAGED;
-        found.checked.why    = "has an interrupted publication that cannot be completed: " + found.record_error;
-    }
+    server_page_aside aside; // what findings of damage and orphans are about
+};
+
+static bool is_put_aside(const server_page_finding & finding) {
+    return finding.what == SERVER_PAGE_FOUND_DAMAGED || finding.what == SERVER_PAGE_FOUND_ORPHAN;
 }
 
-static server_page_finding finding_of(const std::string & name, const page_files & found) {
+static server_page_finding finding_of(const std::string & name, const server_page_checked & checked) {
     server_page_finding res;
-    res.name    = name;
-    res.n_bytes = found.n_bytes;
-
-    if (found.pending && found.record_error.empty()) {
-        res.what = SERVER_PAGE_FOUND_PENDING;
-        res.why  = "an interrupted publication has not been completed yet";
-        return res;
-    }
-    switch (found.checked.status) {
+    res.name = name;
+    switch (checked.status) {
         case SERVER_PAGE_CHECK_WHOLE:    res.what = SERVER_PAGE_FOUND_WHOLE;    break;
         case SERVER_PAGE_CHECK_PLAIN:    res.what = SERVER_PAGE_FOUND_PLAIN;    break;
         case SERVER_PAGE_CHECK_DEGRADED: res.what = SERVER_PAGE_FOUND_DEGRADED; break;
         case SERVER_PAGE_CHECK_DAMAGED:  res.what = SERVER_PAGE_FOUND_DAMAGED;  break;
         case SERVER_PAGE_CHECK_UNKNOWN:  res.what = SERVER_PAGE_FOUND_UNKNOWN;  break;
     }
-    if (!found.checked.why.empty()) {
-        res.why = "'" + name + "' " + found.checked.why;
+    if (!checked.why.empty()) {
+        res.why = "'" + name + "' " + checked.why;
     }
-    if (res.what == SERVER_PAGE_FOUND_DEGRADED || (res.what == SERVER_PAGE_FOUND_UNKNOWN && found.checked.why.empty())) {
-        res.losses = found.checked.losses;
+    if (res.what == SERVER_PAGE_FOUND_DEGRADED || (res.what == SERVER_PAGE_FOUND_UNKNOWN && checked.why.empty())) {
+        res.losses = checked.losses;
     }
     return res;
 }
 
-//
-// quarantine
-//
-
-static result write_why(server_page_os & os, const path & p, const std::string & text) {
-    handle file;
-    if (auto res = server_page_told(os.create(p, file)); !res.ok()) {
-        return res;
+static verdict judge_orphans(const std::string & name, const page_files & found) {
+    verdict res;
+    for (const auto & cur : found.files) {
+        server_page_finding finding;
+        finding.name    = name + cur.suffix;
+        finding.n_bytes = cur.n_bytes;
+        if (server_page_is_ours(cur.span())) {
+            finding.what = SERVER_PAGE_FOUND_ORPHAN;
+            finding.why  = "there is no '" + name + "' that it belongs to";
+            res.aside.why += (res.aside.empty() ? "" : "\n") + ("'" + finding.name + "': " + finding.why);
+            res.aside.suffixes.push_back(cur.suffix);
+        } else {
+            finding.what = SERVER_PAGE_FOUND_UNKNOWN;
+            finding.why  = "it is another program's";
+        }
+        res.findings.push_back(finding);
     }
-    if (auto res = server_page_told(os.write(p, *file, text.data(), text.size())); !res.ok()) {
-        return res;
-    }
-    return server_page_told(os.sync(p, *file));
+    return res;
 }
 
-static result make_quarantine(server_page_fsck_run & run, const std::string & name, path & place) {
-    bool made = false;
-    if (auto res = server_page_told(run.os.make_dir(run.quarantine, made)); !res.ok()) {
-        return res;
-    }
-    made = false;
-    for (int n = 1; !made; ++n) {
-        place = run.quarantine / (name + "-" + std::to_string(n));
-        if (auto res = server_page_told(run.os.make_dir(place, made)); !res.ok()) {
-            return res;
-        }
-    }
-    return {};
+static verdict judge_pending(const std::string & name) {
+    server_page_finding finding;
+    finding.what = SERVER_PAGE_FOUND_PENDING;
+    finding.name = name;
+    finding.why  = "an interrupted publication has not been completed yet";
+    return { { finding }, {} };
 }
 
-static result sync_all(server_page_fsck_run & run, const std::vector<path> & dirs) {
-    for (const auto & each : dirs) {
-        if (auto res = server_page_told(run.os.sync_dir(each)); !res.ok()) {
-            return res;
-        }
-    }
-    return {};
-}
+static verdict judge(const server_page_fsck_run & run, const std::string & name, const page_files & found) {
+    const bool has_damaged_record = !found.record_error.empty();
 
-// under the lock that keeps everybody out
-static result put_aside(server_page_fsck_run & run, const server_page_commit & page, const page_files & found, const std::string & why, path & place) {
-    if (auto res = make_quarantine(run, page.name, place); !res.ok()) {
-        return res;
+    if (found.pending) {
+        return judge_pending(name);
     }
-    if (auto res = write_why(run.os, place / SERVER_PAGE_WHY, "quarantined " + std::to_string(run.options.now_s) + "\n" + why + "\n"); !res.ok()) {
-        (void) run.os.remove(place / SERVER_PAGE_WHY); // a disk that is full need not keep these
-        (void) run.os.remove_dir(place);
-        return res;
-    }
-    if (auto res = sync_all(run, { place, run.quarantine, run.root }); !res.ok()) {
-        return res;
+    if (!found.has_state() && !has_damaged_record) {
+        return judge_orphans(name, found);
     }
 
-    const auto & foreign = found.checked.foreign;
-    for (const auto & [suffix, data] : found.contents) {
-        if (std::find(foreign.begin(), foreign.end(), suffix) != foreign.end()) {
-            continue;
+    auto head = SERVER_PAGE_HEAD_FOREIGN;
+
+    std::vector<server_page_check_file> files;
+    uint64_t n_bytes = 0;
+    for (const auto & cur : found.files) {
+        files.push_back({ cur.suffix, cur.span() });
+        n_bytes += cur.n_bytes;
+        if (cur.suffix.empty()) {
+            head = server_page_read_head(cur.span(), run.options.magic, run.options.version);
         }
-        if (auto res = server_page_told(run.os.rename(page.root / (page.name + suffix), place / (page.name + suffix))); !res.ok()) {
-            return res;
-        }
-        // a damaged file that comes back without its sidecars would pass for a good one
-        if (suffix.empty()) {
-            if (auto res = sync_all(run, { place, run.root }); !res.ok()) {
-                return res;
+    }
+    auto checked = server_page_check(name, head, files);
+
+    // nobody knows which generation the files in place are of, but where FILE.ckpt vouches for them, or they are none of ours
+    const std::string record_why = "has an interrupted publication that cannot be completed: " + found.record_error;
+    const bool stays = found.is_foreign || (checked.has_ckpt && checked.status != SERVER_PAGE_CHECK_DAMAGED);
+    if (has_damaged_record && !stays) {
+        checked.status = SERVER_PAGE_CHECK_DAMAGED;
+        checked.why    = record_why;
+    }
+
+    verdict res;
+    res.findings.push_back(finding_of(name, checked));
+    res.findings[0].n_bytes = n_bytes;
+
+    if (checked.status == SERVER_PAGE_CHECK_DAMAGED) {
+        res.aside.why = res.findings[0].why;
+        for (const auto & cur : found.files) {
+            if (std::find(checked.foreign.begin(), checked.foreign.end(), cur.suffix) == checked.foreign.end()) {
+                res.aside.suffixes.push_back(cur.suffix);
             }
         }
+    } else if (has_damaged_record) {
+        server_page_finding staging;
+        staging.what  = SERVER_PAGE_FOUND_DAMAGED;
+        staging.name  = name + SERVER_PAGE_STAGING;
+        staging.why   = "'" + name + "' " + record_why;
+        res.aside.why = staging.why;
+        res.findings.push_back(staging);
     }
-    if (!found.record_error.empty()) {
-        if (auto res = server_page_told(run.os.rename(page.staging, place / (page.name + SERVER_PAGE_STAGING))); !res.ok()) {
-            return res;
-        }
-    }
-    return sync_all(run, { place, run.root });
-}
+    res.aside.staging = has_damaged_record;
 
-// what was damaged a moment ago is looked at again, and moved if it still is
-static void quarantine_page(server_page_fsck_run & run, const server_page_commit & page) {
-    handle held;
-    if (run.failed(page.name, run.lock(true, held))) {
-        return;
-    }
-    page_files found;
-    if (run.failed(page.name, read_page(run, page, found))) {
-        return;
-    }
-    if (found.is_gone()) {
-        return;
-    }
-    judge(run, page.name, found);
-
-    auto finding = finding_of(page.name, found);
-    if (finding.what == SERVER_PAGE_FOUND_DAMAGED) {
-        path place;
-        finding.done = !run.failed(page.name, put_aside(run, page, found, finding.why, place));
-        finding.to   = place.str();
-    }
-    run.tell(finding);
+    return res;
 }
 
 //
 // one page
 //
 
-static void check_page(server_page_fsck_run & run, const std::string & name) {
-    const server_page_commit page(run.os, run.dir, name);
+static void tell_all(server_page_fsck_run & run, const verdict & judged, const std::string & to, bool done) {
+    for (auto finding : judged.findings) {
+        if (is_put_aside(finding)) {
+            finding.to   = to;
+            finding.done = done;
+        }
+        run.tell(finding);
+    }
+}
+
+// what was damaged a moment ago is looked at again, and moved if it still is
+static void quarantine_page(server_page_fsck_run & run, const server_page_commit & page) {
+    page_files found;
+    handle     held;
+    if (run.failed(page.name, run.lock(true, held)) || run.failed(page.name, read_page(run, page, found))) {
+        return;
+    }
+
+    auto judged = judge(run, page.name, found);
+    path place;
+    if (!judged.aside.empty()) {
+        if (auto res = server_page_put_aside(page, judged.aside, run.options.now_s, place); !res.ok()) {
+            res.message = judged.aside.why + "; it could not be put aside: " + res.message;
+            run.failed(page.name, res);
+            auto & findings = judged.findings;
+            findings.erase(std::remove_if(findings.begin(), findings.end(), is_put_aside), findings.end());
+        }
+    }
+    tell_all(run, judged, place.str(), true);
+}
+
+static void check_page(server_page_fsck_run & run, const server_page_generation & generation) {
+    const server_page_commit page(run.os, run.dir, generation.name);
+
+    if (generation.staged) {
+        run.recover(page.name, false);
+    }
 
     page_files found;
     {
         handle held;
-        if (run.failed(name, run.lock(false, held)) || run.failed(name, read_page(run, page, found))) {
+        if (run.failed(page.name, run.lock(false, held)) || run.failed(page.name, read_page(run, page, found))) {
             return;
         }
     }
-    if (found.is_gone()) {
+    const auto judged = judge(run, page.name, found);
+    if (!judged.aside.empty() && !run.options.dry_run) {
+        found = {}; // the memory
+        quarantine_page(run, page);
         return;
     }
-    judge(run, name, found);
-
-    auto finding = finding_of(name, found);
-    if (finding.what == SERVER_PAGE_FOUND_DAMAGED) {
-        if (!run.options.dry_run) {
-            found = {}; // the memory
-            quarantine_page(run, page);
-            return;
-        }
-        finding.to = run.quarantine.str();
-    }
-    run.tell(finding);
+    tell_all(run, judged, (page.root / SERVER_PAGE_QUARANTINE).str(), false);
 }
 
 server_page_fsck_status server_page_fsck(server_page_os & os, const std::string & dir, const server_page_fsck_options & options, const server_page_tell & tell) {
-    server_page_fsck_run run { os, dir, options, tell };
+    server_page_fsck_run run(os, dir, options, tell);
 
     std::vector<server_page_generation> generations;
-    if (!run.list_recovered(generations, false)) {
-        return run.status;
-    }
-    for (const auto & generation : generations) {
-        if (server_page_has_state(generation) || generation.pending) {
-            check_page(run, generation.name);
-        } else {
-            run.check_orphans(generation, false);
+    if (run.list(generations)) {
+        for (const auto & generation : generations) {
+            check_page(run, generation);
         }
     }
     return run.status;

@@ -1,19 +1,23 @@
 #pragma once
 
-// A directory of page files, kept in order: what was interrupted is finished, what is damaged is put aside, what belongs to
-// nothing is removed. No llama.h, no JSON.
+// A directory of page files, kept in order: what was interrupted is finished, what is damaged or belongs to nothing is put
+// aside, and what has been aside for long enough is removed. No llama.h, no JSON.
 //
-// fsck deletes nothing of a page. One that is good for nothing is moved to
+// fsck deletes nothing of a page. What is good for nothing is moved to .quarantine/NAME-N/, see server-page-quarantine.h:
 //
-//   .quarantine/NAME-N/           0700, N counts from 1
-//       why.txt                   when and why, written before anything is moved
-//       NAME, NAME.ckpt, ...      its own file first, so that an interruption leaves nothing that looks like a page
-//       NAME.page-staging/        where its commit record is damaged, which is moved last
+//   a damaged page                with all its files that are not another program's
+//   sidecars of ours without FILE and with nothing under way: an interrupted fsck leaves them, or somebody who removed FILE
+//   NAME.page-staging             where its commit record is damaged, or what that lists. The page stays if it is good
+//                                 without: a good FILE.ckpt vouches for it
 //
-// A damaged page is read twice: once beside readers, and again under the lock that keeps everybody out, for it may have been
-// replaced in between. Another program's files are never touched. Memory is needed for one page at a time.
+// gc removes what has been in quarantine for so many days, and nothing else. Both sweep the half-written stages of publications
+// that died, see server-page-files.h.
 //
-// A dry run changes nothing but that the file of the directory's lock is made where there is none.
+// What is damaged is read twice: once beside readers, and again under the lock that keeps everybody out, for it may have been
+// replaced in between. Another program's files are never touched, and no more is read of them than it takes to know whose
+// they are. Memory is needed for one page at a time. What fails for one name is told, and the others go on.
+//
+// A dry run changes nothing. Where the directory has no file for its lock, nobody commits there, and it goes without.
 
 #include "server-page-check.h"
 #include "server-page-os.h"
@@ -31,7 +35,7 @@ struct server_page_fsck_options {
     uint32_t version = 0;
 
     int64_t now_s  = 0;  // since the epoch
-    int64_t n_days = 30; // gc: how long a page stays in quarantine
+    int64_t n_days = 30; // gc: how long something stays in quarantine
 };
 
 enum server_page_finding_what {
@@ -42,15 +46,16 @@ enum server_page_finding_what {
     SERVER_PAGE_FOUND_UNKNOWN,     // another version's, or another program's: left alone
     SERVER_PAGE_FOUND_PENDING,     // an interrupted publication that a dry run does not complete
     SERVER_PAGE_FOUND_RECOVERED,   // completed, or a stage that was swept
-    SERVER_PAGE_FOUND_ORPHAN,      // a sidecar of ours without FILE; gc removes it
+    SERVER_PAGE_FOUND_ORPHAN,      // a sidecar of ours without FILE; `to` as well
     SERVER_PAGE_FOUND_QUARANTINED, // gc: old ones are removed, `done`
     SERVER_PAGE_FOUND_FAILED,      // could not be read, or what was to be done failed
+    SERVER_PAGE_FOUND_WAITING,     // the lock is another process's; told once, and before anything else can be
 };
 
 struct server_page_finding {
     server_page_finding_what what = SERVER_PAGE_FOUND_WHOLE;
 
-    std::string name; // of a page; of a file for an orphan; of a directory in quarantine
+    std::string name; // of a page; of a file for an orphan; of a staging directory; of a directory in quarantine
     uint64_t    n_bytes = 0;
     std::string why;
     std::string to;
@@ -65,11 +70,10 @@ typedef std::function<void(const server_page_finding &)> server_page_tell;
 
 enum server_page_fsck_status {
     SERVER_PAGE_FSCK_OK,
-    SERVER_PAGE_FSCK_DAMAGED, // a page or a part of one
+    SERVER_PAGE_FSCK_DAMAGED, // a page or a part of one, be it put aside by now
     SERVER_PAGE_FSCK_FAILED,  // not everything was looked at or done
 };
 
 server_page_fsck_status server_page_fsck(server_page_os & os, const std::string & dir, const server_page_fsck_options & options, const server_page_tell & tell);
 
-// orphans of ours, and what has been in quarantine for so many days
 server_page_fsck_status server_page_gc(server_page_os & os, const std::string & dir, const server_page_fsck_options & options, const server_page_tell & tell);

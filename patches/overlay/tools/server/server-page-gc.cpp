@@ -1,14 +1,11 @@
 #include "server-page-fsck-run.h"
+#include "server-page-quarantine.h"
 
 #include <algorithm>
-#include <cinttypes>
-#include <cstdio>
 
 typedef server_page_files_result  result;
 typedef server_page_os_path       path;
 typedef server_page_os_handle_ptr handle;
-
-static const size_t N_BYTES_WHY_MAX = 64*1024;
 
 static result size_of_tree(server_page_os & os, const path & p, uint64_t & n_bytes) {
     std::vector<server_page_os_entry> entries;
@@ -26,7 +23,7 @@ static result size_of_tree(server_page_os & os, const path & p, uint64_t & n_byt
     return {};
 }
 
-// why.txt last: without it the rest would stay for ever
+// the note last: without it the rest would stay for ever
 static result remove_tree(server_page_os & os, const path & p) {
     std::vector<server_page_os_entry> entries;
     if (auto res = server_page_told(os.list(p, entries)); !res.ok()) {
@@ -43,29 +40,19 @@ static result remove_tree(server_page_os & os, const path & p) {
     return server_page_told(os.remove_dir(p));
 }
 
-// when it was put there, -1: that is not known
-static int64_t quarantined_at(const std::vector<uint8_t> & why) {
-    const std::string text(why.begin(), why.end());
-
-    int64_t res = -1;
-    return std::sscanf(text.c_str(), "quarantined %" SCNd64, &res) == 1 ? res : -1;
-}
-
 static void collect(server_page_fsck_run & run, const std::string & name) {
-    const auto p     = run.quarantine / name;
-    const auto label = std::string(SERVER_PAGE_QUARANTINE) + "/" + name;
+    const auto p     = path { run.dir, SERVER_PAGE_QUARANTINE } / name;
+    const auto label = p.below;
 
     server_page_finding finding;
     finding.what = SERVER_PAGE_FOUND_QUARANTINED;
     finding.name = label;
 
-    std::vector<uint8_t> why;
-    bool found = false;
-    if (run.failed(label, run.read_file(p / SERVER_PAGE_WHY, why, found, N_BYTES_WHY_MAX)) || run.failed(label, size_of_tree(run.os, p, finding.n_bytes))) {
+    int64_t at = -1;
+    if (run.failed(label, server_page_aside_since(run.os, p, at)) || run.failed(label, size_of_tree(run.os, p, finding.n_bytes))) {
         return;
     }
 
-    const int64_t at = quarantined_at(why);
     if (at < 0) {
         finding.why = std::string("its ") + SERVER_PAGE_WHY + " does not say since when, it is kept";
         run.tell(finding);
@@ -92,7 +79,7 @@ static void collect_quarantine(server_page_fsck_run & run) {
     }
 
     std::vector<server_page_os_entry> entries;
-    const auto listed = run.os.list(run.quarantine, entries);
+    const auto listed = run.os.list({ run.dir, SERVER_PAGE_QUARANTINE }, entries);
     if (!listed.ok()) {
         run.failed(SERVER_PAGE_QUARANTINE, server_page_told_unless_gone(listed));
         return;
@@ -106,15 +93,15 @@ static void collect_quarantine(server_page_fsck_run & run) {
 }
 
 server_page_fsck_status server_page_gc(server_page_os & os, const std::string & dir, const server_page_fsck_options & options, const server_page_tell & tell) {
-    server_page_fsck_run run { os, dir, options, tell };
+    server_page_fsck_run run(os, dir, options, tell);
 
     std::vector<server_page_generation> generations;
-    if (!run.list_recovered(generations, true)) {
+    if (!run.list(generations)) {
         return run.status;
     }
     for (const auto & generation : generations) {
-        if (!server_page_has_state(generation) && !generation.pending) {
-            run.check_orphans(generation, true);
+        if (generation.staged) {
+            run.recover(generation.name, true);
         }
     }
     collect_quarantine(run);

@@ -344,26 +344,29 @@ struct server_page_os_posix final : server_page_os {
         };
 
         // a lock that excludes is one of a file open for writing on some network file systems, one that shares is not
+        const bool shared = how == SERVER_PAGE_OS_LOCK_SHARED || how == SERVER_PAGE_OS_LOCK_TRY_SHARED;
+        const bool waits  = how == SERVER_PAGE_OS_LOCK_SHARED || how == SERVER_PAGE_OS_LOCK_EXCLUSIVE;
+
         fd_ptr fd;
-        if (how == SERVER_PAGE_OS_LOCK_SHARED) {
+        if (shared) {
             fd = opened(O_RDONLY);
-            if (!fd && errno == ENOENT) {
+            if (!fd && errno == ENOENT && waits) {
                 fd = opened(O_RDWR | O_CREAT);
                 if (!fd && (errno == EACCES || errno == EPERM || errno == EROFS)) {
                     return failed("lock", p, ENOENT);
                 }
             }
         } else {
-            fd = opened(how == SERVER_PAGE_OS_LOCK_TRY ? O_RDWR : O_RDWR | O_CREAT);
+            fd = opened(waits ? O_RDWR | O_CREAT : O_RDWR);
         }
         if (!fd) {
             return failed("lock", p, errno);
         }
-        if (how != SERVER_PAGE_OS_LOCK_TRY) {
+        if (waits) {
             (void) fchmod(fd->fd, 0600); // it may just have been made under a strange umask; not ours to change if it is another's
         }
 
-        const int op = how == SERVER_PAGE_OS_LOCK_SHARED ? LOCK_SH : how == SERVER_PAGE_OS_LOCK_TRY ? LOCK_EX | LOCK_NB : LOCK_EX;
+        const int op = (shared ? LOCK_SH : LOCK_EX) | (waits ? 0 : LOCK_NB);
         if (again([&]() { return flock(fd->fd, op); }) != 0) {
             const bool busy = errno == EWOULDBLOCK;
             auto res = failed("lock", p, errno);

@@ -351,12 +351,13 @@ struct server_page_os_win32 final : server_page_os {
 
     result lock(const path & p, server_page_os_lock how, handle & held) override {
         const DWORD share  = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
-        const bool  shared = how == SERVER_PAGE_OS_LOCK_SHARED;
+        const bool  shared = how == SERVER_PAGE_OS_LOCK_SHARED || how == SERVER_PAGE_OS_LOCK_TRY_SHARED;
+        const bool  waits  = how == SERVER_PAGE_OS_LOCK_SHARED || how == SERVER_PAGE_OS_LOCK_EXCLUSIVE;
 
         std::unique_ptr<win32_handle> file;
         DWORD error = open_file(p, shared ? GENERIC_READ : GENERIC_READ | GENERIC_WRITE, share,
                 how == SERVER_PAGE_OS_LOCK_EXCLUSIVE ? OPEN_ALWAYS : OPEN_EXISTING, file);
-        if (error == ERROR_FILE_NOT_FOUND && shared) {
+        if (error == ERROR_FILE_NOT_FOUND && how == SERVER_PAGE_OS_LOCK_SHARED) {
             error = open_file(p, GENERIC_READ | GENERIC_WRITE, share, OPEN_ALWAYS, file);
             if (error == ERROR_ACCESS_DENIED || error == ERROR_WRITE_PROTECT) {
                 return failed("lock", p, ERROR_FILE_NOT_FOUND);
@@ -366,7 +367,7 @@ struct server_page_os_win32 final : server_page_os {
             return failed("lock", p, error);
         }
 
-        const DWORD flags = (shared ? 0 : LOCKFILE_EXCLUSIVE_LOCK) | (how == SERVER_PAGE_OS_LOCK_TRY ? LOCKFILE_FAIL_IMMEDIATELY : 0);
+        const DWORD flags = (shared ? 0 : LOCKFILE_EXCLUSIVE_LOCK) | (waits ? 0 : LOCKFILE_FAIL_IMMEDIATELY);
         OVERLAPPED all = {};
         if (!LockFileEx(file->h, flags, 0, MAXDWORD, MAXDWORD, &all)) {
             return failed("lock", p, GetLastError());

@@ -64,9 +64,10 @@ struct server_page_os_entry {
 };
 
 enum server_page_os_lock {
-    SERVER_PAGE_OS_LOCK_SHARED,    // waits; not found: there is no such file, and it may not be made here
-    SERVER_PAGE_OS_LOCK_EXCLUSIVE, // waits
-    SERVER_PAGE_OS_LOCK_TRY,       // exclusive, of a file that is there; busy: somebody holds it
+    SERVER_PAGE_OS_LOCK_SHARED,     // waits; not found: there is no such file, and it may not be made here
+    SERVER_PAGE_OS_LOCK_EXCLUSIVE,  // waits
+    SERVER_PAGE_OS_LOCK_TRY,        // exclusive, of a file that is there; busy: somebody holds it
+    SERVER_PAGE_OS_LOCK_TRY_SHARED, // the same beside others that share it
 };
 
 struct server_page_os {
@@ -106,14 +107,15 @@ struct server_page_os {
     // to refuse would mean no pages there at all. What a name means is then as durable as that file system makes it.
     virtual result sync_dir(const path & p) = 0;
 
-    // a file, in place of another one if there is one: who looks meanwhile finds either of the two
+    // a file, in place of another one if there is one: who looks meanwhile finds either of the two; or a directory, to where
+    // there is nothing
     virtual result rename(const path & from, const path & to) = 0;
 
     virtual result remove    (const path & p) = 0; // anything but a directory
     virtual result remove_dir(const path & p) = 0; // an empty one
 
     // an advisory lock between threads as well as processes, for as long as the handle or its process lives
-    // a file that is not there is made, but not by LOCK_TRY
+    // a file that is not there is made, but not by those that only try
     virtual result lock(const path & p, server_page_os_lock how, handle & held) = 0;
 };
 

@@ -11,19 +11,21 @@ const std::vector<std::string> & server_page_suffixes() {
     return res;
 }
 
+static std::string hex(uint64_t value) {
+    char res[17];
+    std::snprintf(res, sizeof(res), "%016llx", (unsigned long long) value);
+    return res;
+}
+
 std::string server_page_record_text(const server_page_record & rec) {
-    std::string res = "page commit 1\nstage " + rec.stage + "\n";
+    std::string res = "page commit 2\nstage " + rec.stage + "\n";
     for (const auto & member : rec.members) {
-        res += "file " + std::to_string(member.n_bytes) + " " + member.file + "\n";
+        res += "file " + std::to_string(member.n_bytes) + " " + hex(member.checksum) + " " + member.file + "\n";
     }
     for (const auto & file : rec.retired) {
         res += "retire " + file + "\n";
     }
-
-    char checksum[32];
-    std::snprintf(checksum, sizeof(checksum), "checksum %016llx\n", (unsigned long long) server_page_checksum(res.data(), res.size()));
-
-    return res + checksum;
+    return res + "checksum " + hex(server_page_checksum(res.data(), res.size())) + "\n";
 }
 
 bool server_page_is_stage_name(const std::string & str) {
@@ -50,8 +52,12 @@ bool server_page_record_parse(const std::string & name, const std::string & text
         } else if (word == "retire") {
             rec.retired.push_back(value);
         } else if (word == "file") {
-            const size_t gap = std::min(value.find(' '), value.size());
-            rec.members.push_back({ value.substr(std::min(gap + 1, value.size())), std::strtoull(value.c_str(), nullptr, 10) });
+            char * next = nullptr;
+            server_page_record::member member;
+            member.n_bytes  = std::strtoull(value.c_str(), &next, 10);
+            member.checksum = std::strtoull(next, &next, 16);
+            member.file     = *next == ' ' ? next + 1 : "";
+            rec.members.push_back(member);
         }
         begin = end + 1;
     }

@@ -2,12 +2,12 @@
 
 // The commit record of a page, as text: the stage of a new generation, which files it has, which ones go.
 //
-//   page commit 1
+//   page commit 2
 //   stage 4711-3
-//   file 1234 NAME
-//   file 56 NAME.ckpt
+//   file 1234 0123456789abcdef NAME         its bytes, their checksum
+//   file 56 0123456789abcdef NAME.ckpt
 //   retire NAME.dft
-//   checksum 0123456789abcdef     of all the lines before
+//   checksum 0123456789abcdef               of all the lines before
 
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +18,7 @@ struct server_page_record {
     struct member {
         std::string file;
         uint64_t    n_bytes;
+        uint64_t    checksum;
     };
 
     std::string stage;

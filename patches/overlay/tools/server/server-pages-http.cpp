@@ -139,7 +139,6 @@ std::optional<server_page_result> server_page_handle(const server_page_steps & s
         return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME, "Invalid filename" + (error.empty() ? "" : ": " + error));
     }
 
-
     if (words.action != "spill") {
         request.name = body.filename;
     }

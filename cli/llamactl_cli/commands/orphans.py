@@ -1,0 +1,116 @@
+"""`llamactl orphans`: engines that no daemon owns, and their end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
+
+from llamactl_cli import remains, text
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.config import Paths
+
+    from llamactl_cli.output import Output
+    from llamactl_cli.remains import Remnant
+
+PROOF = "its holder's record names this very process (pid, start, boot)"
+
+
+@dataclass(frozen=True)
+class OrphansView:
+    """What was found, and what became of each that was to be ended: pid by pid, gone or not."""
+
+    found: list[Remnant]
+    gone: dict[int, bool]
+
+    @property
+    def left(self) -> list[Remnant]:
+        """Those that live on."""
+        return [each for each in self.found if not self.gone.get(each.pid, False)]
+
+    def text(self) -> str:
+        """Return a paragraph for each."""
+        if not self.found:
+            return "no orphans"
+        return "\n".join(text.screen(self._rows(each)) for each in self.found)
+
+    def data(self) -> dict[str, Any]:
+        """Return the same; `age_s` is null for what is gone."""
+        return {
+            "orphans": [
+                asdict(each)
+                | {"age_s": each.age_s, "proven": each.doubt is None}
+                | {"ended": self.gone.get(each.pid, False), "do": self._do(each)}
+                for each in self.found
+            ]
+        }
+
+    def _rows(self, each: Remnant) -> list[tuple[str, str | None]]:
+        age = None if each.age_s is None else f", up {text.seconds(each.age_s)}"
+        return [
+            (each.role, f"pid {each.pid}{age or ''}, instance {each.instance_id}"),
+            ("proof", PROOF if each.doubt is None else f"none: {each.doubt}"),
+            ("do", self._do(each)),
+        ]
+
+    def _do(self, each: Remnant) -> str:
+        if each.pid in self.gone:
+            return "nothing: it was ended" if self.gone[each.pid] else "it does not end: see dmesg"
+        if each.doubt is not None:
+            return f"look at it (ps -fp {each.pid}), then end it yourself: kill {each.pid}"
+        if each.adoptable:
+            return "`llamactl up` takes it over, `llamactl down` or `orphans --end` stops it"
+        return "`llamactl orphans --end` stops it"
+
+
+def orphans(
+    ctx: typer.Context,
+    end: Annotated[
+        bool, typer.Option("--end", help="Stop those that are proven: TERM, after a while KILL.")
+    ] = False,
+) -> None:
+    """List engines of this runtime directory that no daemon owns.
+
+    What cannot be proven to be ours is named and never signalled. Exit 0: there is none left; 1:
+    there is.
+    """
+    from llamactl_supervisor.config import load, load_paths
+
+    output: Output = ctx.obj
+    paths, gone = load_paths(), {}
+    with remains.daemon_lock(paths) as alone:
+        found = _found(paths, daemon=alone is False)
+        if end:
+            term_s = load().config.daemon.stop_term_s
+            proven = [each for each in found if each.doubt is None]
+            with output.activity("ending") as tell:
+                for each in proven:
+                    tell(f"ending {each.role} {each.pid}")
+                    gone[each.pid] = remains.end(each, term_s)
+    view = OrphansView(found, gone)
+    output.emit(view)
+    if view.left:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _found(paths: Paths, *, daemon: bool) -> list[Remnant]:
+    """Return the orphans. A daemon says itself what it does not own: it may be starting one."""
+    recorded = remains.recorded(paths)
+    found = recorded + remains.unrecorded(paths, {each.pid for each in recorded})
+    if not daemon:
+        return found
+    from llamactl_supervisor.client import ControlClient
+
+    with ControlClient(paths) as client:
+        try:
+            status = client.status()
+        except DaemonUnreachableError as exc:
+            message = "a daemon runs and does not answer: what it owns cannot be known"
+            raise error(Code.DAEMON_UNREACHABLE, message, hint=exc.message) from exc
+    owned = {status.engine.pid} if status.engine is not None else set()
+    strangers = {stranger.pid for stranger in status.strangers}
+    known = {each.pid for each in recorded} - strangers
+    return [each for each in found if each.pid not in owned | known]
