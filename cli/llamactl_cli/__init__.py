@@ -9,6 +9,8 @@
     session    what a logout takes away
     remains    what a daemon that is gone left behind
     provide    the engine and the model, built or fetched where they are missing
+    unit_files    systemd's units, filled in
+    unit_install  their place
     commands/  parse, one client call, emit a view
 
 What a command prints is a view: `text` is its table and `data` its JSON. Importing the package is

@@ -14,10 +14,12 @@ from llamactl_cli.commands.logs import logs
 from llamactl_cli.commands.page_check import fsck, gc
 from llamactl_cli.commands.page_files import restore, save, spill
 from llamactl_cli.commands.pages import drop, in_, ls, out
+from llamactl_cli.commands.reap import reap
 from llamactl_cli.commands.reconfigure import reconfigure
 from llamactl_cli.commands.serve import serve
 from llamactl_cli.commands.slots import slots
 from llamactl_cli.commands.status import status
+from llamactl_cli.commands.systemd import install, uninstall
 from llamactl_cli.commands.up import up
 from llamactl_cli.commands.version import version
 from llamactl_cli.commands.wait import wait
@@ -48,7 +50,7 @@ def llamactl(
 
 for command in (
     up, down, status, reconfigure, slots, logs, start, stop, restart, wait, env, version, build,
-    serve,
+    serve, reap,
 ):  # fmt: skip
     app.command(command.__name__, epilog=JSON_NOTE)(command)
 
@@ -56,3 +58,8 @@ pages = typer.Typer(rich_markup_mode=None, help="Take conversations out of their
 for verb in (ls, out, in_, drop, spill, save, restore, fsck, gc):
     pages.command(verb.__name__.rstrip("_"), epilog=JSON_NOTE)(verb)
 app.add_typer(pages, name="pages", epilog=JSON_NOTE)
+
+systemd = typer.Typer(rich_markup_mode=None, help="Run the daemon as a service of systemd.")
+for verb in (install, uninstall):
+    systemd.command(verb.__name__, epilog=JSON_NOTE)(verb)
+app.add_typer(systemd, name="systemd", epilog=JSON_NOTE)

@@ -3,9 +3,9 @@
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
     0 pure: errors fields models config backoff launch plan events snapshot commands state view
-    1 one thing each: process ports store instances ledger logs metrics operations engine
+    1 one thing each: process ports store instances ledger logs metrics operations engine notify
     1 one socket each: listener client
-    2 hands: effects records control
+    2 hands: effects records control announcer reap
     3 the loop: daemon
     4 the entry: __main__
 

@@ -1,4 +1,4 @@
-"""`python -m llamactl_supervisor serve`: the daemon in the foreground."""
+"""`python -m llamactl_supervisor serve`: the daemon in the foreground; `reap`: after one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import os
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from llamactl_supervisor.config import Paths, Settings
-from llamactl_supervisor.daemon import Daemon
 from llamactl_supervisor.errors import ExitCode, LlamactlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DISTRIBUTION = "llamactl-sidecar"
 
@@ -39,16 +42,8 @@ class _Json(logging.Formatter):
 
 
 def main() -> int:
-    """Serve, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="llamactl-supervisor")
-    serve = parser.add_subparsers(required=True).add_parser("serve", help="run the daemon")
-    serve.add_argument("--log-format", choices=("text", "json"), default="text")
-    serve.add_argument(
-        "--no-resume",
-        action="store_true",
-        help="wait for a request instead of loading the engine that was up last",
-    )
-    arguments = parser.parse_args()
+    """Serve or reap, and return the process's exit code."""
+    arguments = _parser().parse_args()
     os.umask(0o077)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if arguments.log_format == "json" else _Text())
@@ -56,13 +51,47 @@ def main() -> int:
     for noisy in ("httpx", "httpcore", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        paths = Paths.from_env()
-        paths.create()
-        daemon = Daemon(paths, Settings.from_env(), _version())
-        asyncio.run(daemon.run(resume=not arguments.no_resume))
+        work: Callable[[argparse.Namespace], ExitCode] = arguments.work
+        return work(arguments)
     except LlamactlError as exc:
         logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)
         return exc.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llamactl-supervisor")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--log-format", choices=("text", "json"), default="text")
+    commands = parser.add_subparsers(required=True)
+    serve = commands.add_parser("serve", parents=[common], help="run the daemon")
+    serve.add_argument(
+        "--no-resume",
+        action="store_true",
+        help="wait for a request instead of loading the engine that was up last",
+    )
+    serve.set_defaults(work=_serve)
+    reap = commands.add_parser("reap", parents=[common], help="clear away what a dead daemon left")
+    reap.add_argument("--unit", metavar="NAME", help="the systemd unit that is being stopped")
+    reap.add_argument("--user", action="store_true", help="of the user's own systemd")
+    reap.set_defaults(work=_reap)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> ExitCode:
+    from llamactl_supervisor.daemon import Daemon
+
+    paths = Paths.from_env()
+    paths.create()
+    daemon = Daemon(paths, Settings.from_env(), _version())
+    return asyncio.run(daemon.run(resume=not arguments.no_resume))
+
+
+def _reap(arguments: argparse.Namespace) -> ExitCode:
+    from llamactl_supervisor.reap import reap, stop_is_asked
+
+    unit: str | None = arguments.unit
+    stopping = unit is not None and stop_is_asked(unit, arguments.user, os.environ)
+    asyncio.run(reap(Paths.from_env(), Settings.from_env(), stopping))
     return ExitCode.OK
 
 

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -122,6 +122,8 @@ class Settings(BaseModel):
     """Upper bound of every retry's delay."""
     crashes_max: Annotated[int, Field(ge=0)] = 5
     """Retries before the engine is FAILED."""
+    on_failed: Literal["stay", "exit"] = "stay"
+    """What the daemon does once the engine is FAILED: wait for a person, or exit with status 3."""
     settle_s: Seconds = 180.0
     """READY for this long makes the next crash the first one again."""
     holder_exit_s: Seconds = 5.0

@@ -13,18 +13,21 @@ from uuid import uuid4
 
 from llamactl_supervisor import events as ev
 from llamactl_supervisor import listener, logs, store, view
+from llamactl_supervisor.announcer import Announcer
 from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
-from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 from llamactl_supervisor.launch import instance_id
-from llamactl_supervisor.models import DaemonStatus, OperationKind
+from llamactl_supervisor.models import DaemonStatus, EngineState, OperationKind
+from llamactl_supervisor.notify import Notifier
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
 from llamactl_supervisor.snapshot import IDLE, Snapshot
 from llamactl_supervisor.state import reduce
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from llamactl_supervisor.config import Paths, Settings
@@ -35,7 +38,10 @@ log = logging.getLogger("llamactl.daemon")
 
 
 class Daemon:
-    """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
+    """Supervises one engine for one runtime directory, until `down`, TERM, INT or USR2.
+
+    TERM and INT stop the engine first, USR2 leaves it to the next daemon.
+    """
 
     def __init__(self, paths: Paths, settings: Settings, version: str) -> None:
         self._paths, self._settings, self._version = paths, settings, version
@@ -49,6 +55,8 @@ class Daemon:
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
+        self._notifier = Notifier.take_from(os.environ)
+        self._announcer = Announcer(self._notifier)
         self._about = DaemonStatus(
             pid=os.getpid(),
             version=version,
@@ -57,19 +65,24 @@ class Daemon:
             log_dir=str(paths.logs),
         )
 
-    async def run(self, *, resume: bool) -> None:
+    async def run(self, *, resume: bool) -> ExitCode:
         """Serve until the end. `resume`: load the engine that the saved intent asks for.
 
-        An engine that still runs is adopted in any case. Raises `daemon_running`,
-        `state_unreadable`, `insecure_directory`.
+        An engine that still runs is adopted in any case. Returns NOT_RUNNING after an engine that
+        was given up. Raises `daemon_running`, `state_unreadable`, `insecure_directory`, and
+        `invalid_request` for a control socket that is not ours.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
         try:
+            handed = listener.inherited(os.environ, self._paths.control_socket)
             await self._take_over(resume=resume)
-            await self._serve()
+            await self._serve(handed)
         finally:
+            self._notifier.close()
             os.close(lock)
+        failed = self._snapshot.state is EngineState.FAILED and not self._snapshot.closing
+        return ExitCode.NOT_RUNNING if failed else ExitCode.OK
 
     async def _take_over(self, *, resume: bool) -> None:
         self._saved, aside = store.load(self._paths.state_file)
@@ -90,21 +103,26 @@ class Daemon:
         elif resume:
             await self._step(ev.Resume())
 
-    async def _serve(self) -> None:
-        control = listener.bind(self._paths.control_socket)
+    async def _serve(self, handed: socket.socket | None) -> None:
+        control = handed or listener.bind(self._paths.control_socket)
         server = listener.Server(create_app(self, self._version), self._settings.close_s)
         serving = asyncio.create_task(server.serve(sockets=[control]))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
+        loop.add_signal_handler(signal.SIGUSR2, self._queue.put_nowait, ev.HandOver())
         log.info("control socket=%s pid=%d", self._paths.control_socket, os.getpid())
+        self._start(self._announcer.keep_alive())
+        self._announcer.follow(self._snapshot)
         try:
             while not self._ending.is_set():
                 await self._step(await self._next())
+                self._announcer.follow(self._snapshot)
             await self._operations.told(self._settings.close_s)
         finally:
             self._ending.set()
-            self._paths.control_socket.unlink(missing_ok=True)
+            if handed is None:  # the one that was handed over is where its owner expects it
+                self._paths.control_socket.unlink(missing_ok=True)
             for future in self._accepted.values():
                 future.set_exception(error(Code.SHUTTING_DOWN, "the daemon is shutting down"))
             server.should_exit = True

@@ -236,6 +236,11 @@ class PageEnded:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """The daemon is to end and leave the engine to the next one."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """The snapshot's deadline may have passed."""
 
@@ -245,7 +250,7 @@ Command = Up | Start | Stop | Restart | Down | Reconfigure | PageVerb
 StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
 RunningFact = Exited | Reconfigured | ReconfigureFailed
 ProcessFact = StartingFact | RunningFact
-Event = Command | ProcessFact | PageEnded | Resume | Found | Tick
+Event = Command | ProcessFact | PageEnded | Resume | Found | HandOver | Tick
 
 
 # --- effects -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The control socket: bound by us at 0600, open to our own uid, served on the daemon's own loop."""
+"""The control socket: bound by us or handed over, open to our own uid, on the daemon's own loop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,57 @@ import contextlib
 import os
 import socket
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from llamactl_supervisor.errors import Code, error
+
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, MutableMapping
 
 BACKLOG = 128
+LISTEN_FD = 3
+"""The first descriptor that a service manager hands over, sd_listen_fds(3)."""
+
+
+def inherited(env: MutableMapping[str, str], path: Path) -> socket.socket | None:
+    """Return the socket that the service manager listens on for us, if it does.
+
+    Takes the LISTEN_ variables out of `env`: they are meant for this process. Raises
+    `invalid_request` where what was handed over is not one socket that listens at `path`: clients
+    would look for the daemon in vain.
+    """
+    count, pid = env.pop("LISTEN_FDS", ""), env.pop("LISTEN_PID", "")
+    env.pop("LISTEN_FDNAMES", None)
+    if not count or pid != str(os.getpid()):
+        return None
+    if count != "1":
+        raise error(
+            Code.INVALID_REQUEST,
+            f"LISTEN_FDS={count!r}: one socket is expected of the service manager",
+            hint="the .socket unit has one ListenStream=",
+        )
+    try:
+        os.set_inheritable(LISTEN_FD, False)
+        handed = socket.socket(fileno=LISTEN_FD)
+        listens = handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        name = handed.getsockname()
+        if listens and handed.family is socket.AF_UNIX and Path(name).samefile(path):
+            handed.setblocking(False)
+            return handed
+        what = f"{name!r} ({handed.family.name})"
+    except (OSError, TypeError) as exc:
+        what = f"descriptor {LISTEN_FD} ({exc})"
+    raise error(
+        Code.INVALID_REQUEST,
+        f"the service manager handed over {what}, which does not listen at {path}",
+        hint="ListenStream= of the .socket unit and LLAMACTL_RUNTIME_DIR of the .service name "
+        "the same directory",
+    )
 
 
 def bind(path: Path) -> socket.socket:

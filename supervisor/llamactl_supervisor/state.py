@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from llamactl_supervisor.events import (
         Event,
         Found,
+        HandOver,
         PageEnded,
         Resume,
         RunningFact,
@@ -60,7 +61,10 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     """
     after, effects = _reduce(snapshot, event, now)
     if after.paging and after.state not in SERVING:
-        return _superseded(after, effects)
+        after, effects = _superseded(after, effects)
+    if after.leaving and not after.closing and after.state is not EngineState.RECONFIGURING:
+        # Not in the middle of a change: whoever asked for it is told how it ended.
+        effects = (*effects, ev.Exit())
     return after, effects
 
 
@@ -88,7 +92,9 @@ def _superseded(snapshot: Snapshot, effects: tuple[ev.Effect, ...]) -> Step:
     return replace(snapshot, paging=()), (*failed, *effects)
 
 
-def _at_large(snapshot: Snapshot, event: PageEnded | Resume | Found | Tick, now: float) -> Step:
+def _at_large(
+    snapshot: Snapshot, event: PageEnded | Resume | Found | HandOver | Tick, now: float
+) -> Step:
     match event:
         case ev.PageEnded() if event.operation in snapshot.paging:
             name, outcome = event.operation, event.outcome
@@ -103,6 +109,8 @@ def _at_large(snapshot: Snapshot, event: PageEnded | Resume | Found | Tick, now:
         case ev.Found():
             if snapshot.state is EngineState.STOPPED:
                 return adopt(snapshot, event.process, now)
+        case ev.HandOver():
+            return replace(snapshot, leaving=True), ()
         case ev.Tick():
             if snapshot.deadline is not None and now >= snapshot.deadline:
                 return _due(snapshot, now)
