@@ -104,6 +104,7 @@ def fresh_home() -> Iterator[Home]:
         "LLAMACTL_CACHE_DIR": str(home.paths.cache),
         "LLAMACTL_STATE_DIR": str(home.paths.state),
         "LLAMACTL_RUNTIME_DIR": str(home.paths.runtime),
+        "XDG_CONFIG_HOME": str(root / "config"),
         "LLAMACTL_STOP_TERM_S": "1",
     }
     with mock.patch.dict(os.environ, chosen):

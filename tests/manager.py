@@ -1,4 +1,4 @@
-"""A service manager for one daemon: it listens to what the daemon notifies, and hands it a socket."""
+"""A service manager for one daemon: it hears what the daemon notifies, and hands it a socket."""
 
 from __future__ import annotations
 

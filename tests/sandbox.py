@@ -58,6 +58,7 @@ class Sandbox:
             "LLAMACTL_CACHE_DIR": str(self.root / "c"),
             "LLAMACTL_STATE_DIR": str(self.root / "s"),
             "LLAMACTL_RUNTIME_DIR": str(self.root / "r"),
+            "XDG_CONFIG_HOME": str(self.root / "config"),
             "LLAMACTL_READY_POLL_S": "0.02",
             "LLAMACTL_BACKOFF_BASE_S": "0.05",
             "LLAMACTL_STOP_TERM_S": "10",

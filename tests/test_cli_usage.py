@@ -25,7 +25,7 @@ N_SEQ_RANGE = "from 1 to 256"
 SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
-    *("env", "version", "build", "serve", "slots", "pages"),
+    *("env", "version", "build", "serve", "slots", "pages", "reload", "config"),
 )
 
 
@@ -134,6 +134,7 @@ def test_what_up_cannot_use_is_a_usage_error_before_anything_is_built(
         ("start",),
         ("stop",),
         ("restart",),
+        ("reload",),
         ("logs",),
         ("logs", "-f"),
         ("wait",),

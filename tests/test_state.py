@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llamactl_supervisor import events as ev
-from llamactl_supervisor.config import Settings
+from llamactl_supervisor.config import Config, Settings
 from llamactl_supervisor.events import EngineFacts, EngineProcess
 from llamactl_supervisor.models import (
+    EngineConfig,
     EngineRequest,
     EngineState,
     ExitRecord,
@@ -46,6 +47,7 @@ FACTS = EngineFacts(Geometry(n_ctx=16384, n_seq=2), 1, None)
 CHANGE = ReconfigureRequest(n_ctx=131072, n_seq=4)
 PAGED = PageReceipt(id_slot=1, page="fox", n_tokens=40, n_bytes=9)
 WRITTEN = FileReceipt(id_slot=1, filename="b", n_tokens=40, n_bytes=9)
+CONFIG = Config(engine=EngineConfig(n_ctx=32768, port=9090, model="/m.gguf"), daemon=SETTINGS)
 EMPTY = Snapshot(seed=UUID(int=0), settings=SETTINGS)
 
 
@@ -88,6 +90,7 @@ STATES: dict[str, Snapshot] = {
     "ready": READY,
     "paging": play(READY, ev.Page("p", OperationKind.PAGE_OUT, "fox", 1))[0],
     "reconfiguring": play(READY, ev.Reconfigure("r", CHANGE))[0],
+    "reloading": play(READY, ev.ConfigRead("r", CONFIG))[0],
     "stopping": play(READY, ev.Stop("s"))[0],
     "stopping while spawning": play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))[0],
     "restarting": play(READY, ev.Restart("s"))[0],
@@ -103,13 +106,19 @@ EVENTS: list[ev.Event] = [
     ev.Restart("o"),
     ev.Down("o"),
     ev.Reconfigure("o", CHANGE),
+    ev.Reload("o"),
     ev.Page("o", OperationKind.PAGE_OUT, "fox", 1),
     ev.PageFile("o", OperationKind.PAGE_SPILL, "b", page="fox"),
     ev.PageEnded("p", PAGED),
     ev.PageEnded("p", WRITTEN),
     ev.PageEnded("p", PROBLEM),
+    ev.ConfigRead("c", CONFIG),
+    ev.ConfigBroken("c", PROBLEM),
     ev.Resume(),
+    ev.Resume(CONFIG),
+    ev.Resume(CONFIG, load=False),
     ev.Found(process(1)),
+    ev.Found(process(1), CONFIG),
     ev.Tick(),
 ]
 EVENTS += [
@@ -153,7 +162,12 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
     assert not set(ends) & left, "an ended operation still waits"
     assert not {*before.waiting, *before.paging} - left - set(ends), "an operation was forgotten"
     if isinstance(event, ev.Command):
+        reads = ev.ReadConfig(event.operation) in effects
+        assert [event.operation in ends, event.operation in left, reads].count(True) == 1
+    if isinstance(event, ev.ConfigRead | ev.ConfigBroken):
         assert (event.operation in ends) ^ (event.operation in left)
+    assert (after.reloading is None) or after.state is EngineState.RECONFIGURING
+    assert after.process is None or after.desired is None or after.running is not None
     if after.state not in SERVING:
         assert not after.paging, "a page verb outlives the service"
     assert len(after.paging) <= PAGING_MAX
@@ -217,7 +231,9 @@ def test_no_sequence_breaks_the_invariants(steps: list[tuple[int, float]]) -> No
         now += passed_s
         commands = [event for event in EVENTS if isinstance(event, ev.Command)]
         paged = [ev.PageEnded(name, PAGED) for name in snapshot.paging]
+        configs = [ev.ConfigRead(f"c{number}", CONFIG), ev.ConfigRead(f"c{number}", Config())]
         possible = [*commands, *paged, *world.facts(), *world.facts(), ev.Tick(), ev.Resume()]
+        possible += configs
         event = possible[choice % len(possible)]
         if isinstance(event, ev.Command):
             event = replace(event, operation=f"o{number}")

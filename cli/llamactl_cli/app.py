@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from llamactl_cli.commands.build import build
+from llamactl_cli.commands.config import check, docs, show
 from llamactl_cli.commands.down import down
 from llamactl_cli.commands.env import env
 from llamactl_cli.commands.lifecycle import restart, start, stop
@@ -16,6 +17,7 @@ from llamactl_cli.commands.page_files import restore, save, spill
 from llamactl_cli.commands.pages import drop, in_, ls, out
 from llamactl_cli.commands.reap import reap
 from llamactl_cli.commands.reconfigure import reconfigure
+from llamactl_cli.commands.reload import reload
 from llamactl_cli.commands.serve import serve
 from llamactl_cli.commands.slots import slots
 from llamactl_cli.commands.status import status
@@ -49,8 +51,8 @@ def llamactl(
 
 
 for command in (
-    up, down, status, reconfigure, slots, logs, start, stop, restart, wait, env, version, build,
-    serve, reap,
+    up, down, status, reconfigure, reload, slots, logs, start, stop, restart, wait, env, version,
+    build, serve, reap,
 ):  # fmt: skip
     app.command(command.__name__, epilog=JSON_NOTE)(command)
 
@@ -58,6 +60,11 @@ pages = typer.Typer(rich_markup_mode=None, help="Take conversations out of their
 for verb in (ls, out, in_, drop, spill, save, restore, fsck, gc):
     pages.command(verb.__name__.rstrip("_"), epilog=JSON_NOTE)(verb)
 app.add_typer(pages, name="pages", epilog=JSON_NOTE)
+
+config = typer.Typer(rich_markup_mode=None, help="What is configured, and where it comes from.")
+for look in (show, check, docs):
+    config.command(look.__name__, epilog=JSON_NOTE)(look)
+app.add_typer(config, name="config", epilog=JSON_NOTE)
 
 systemd = typer.Typer(rich_markup_mode=None, help="Run the daemon as a service of systemd.")
 for verb in (install, uninstall):

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-TOKENS_PER_K = 1024
 LOG_LINES_MAX = 100_000
 TIMEOUT_S_MAX = 7 * 24 * 3600.0
 PAGE_DAYS_MAX = 36500
@@ -23,10 +22,9 @@ RECONFIGURE_TIMEOUT_S = 180.0
 
 def tokens(text: str) -> int:
     """Return a number of tokens; `128k` is 131072."""
-    from llamactl_supervisor.models import N_CTX_MAX
+    from llamactl_supervisor.models import N_CTX_MAX, parse_tokens
 
-    found = re.fullmatch(r"([0-9]{1,18})([kK]?)", text)
-    value = int(found[1]) * (TOKENS_PER_K if found[2] else 1) if found else 0
+    value = parse_tokens(text) or 0
     if not 1 <= value <= N_CTX_MAX:
         message = f"must be a number of tokens from 1 to {N_CTX_MAX} (128k is 131072), not {text!r}"
         raise typer.BadParameter(message)

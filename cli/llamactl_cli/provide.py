@@ -23,6 +23,9 @@ class Provider:
     """Builds and fetches with progress on stderr; `steps` names what had to be done."""
 
     def __init__(self, output: Output) -> None:
+        from llamactl_supervisor.config import load_paths
+
+        os.environ.update(load_paths().env())  # all that the builder knows of a configuration
         self._output = output
         self.steps: list[str] = []
 
@@ -63,19 +66,18 @@ class Provider:
             raise FailedError(exc.code, exc.message, hint=exc.hint) from exc
 
 
-def given_model(path: Path) -> Path:
-    """Return the absolute path of the caller's model if it is a GGUF file."""
+def given_model(path: Path) -> None:
+    """Prove that the caller's model is a GGUF file."""
     from llamactl_builder import models
     from llamactl_builder.errors import ModelError
 
     try:
-        return models.check_gguf(path)
+        models.check_gguf(path)
     except ModelError as exc:
         raise InvalidRequestError(exc.code, exc.message, hint=exc.hint) from exc
 
 
-def given_engine(path: Path) -> Path:
-    """Return the absolute path of the caller's llama-server if it is a program."""
+def given_engine(path: Path, source: str) -> None:
+    """Prove that the llama-server that `source` gave is a program."""
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise typer.BadParameter(f"{path} is not a program that can be run", param_hint="--engine")
-    return path.absolute()
+        raise typer.BadParameter(f"{path} is not a program that can be run", param_hint=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def table(rows: Iterable[tuple[str, str | None]]) -> str:
 def printable(text: str) -> str:
     """Return the text with what would steer a terminal or break a line written out instead."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def value(setting: object) -> str:
+    """Return a value of the configuration as TOML writes it; `-` where there is none."""
+    return "-" if setting is None else json.dumps(setting, ensure_ascii=False)
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -14,7 +14,7 @@ from llamactl_supervisor.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.config import Loaded
 
 TEMPLATES = Path(__file__).with_name("units")
 SERVICE, SOCKET = "llamactl.service", "llamactl.socket"
@@ -37,23 +37,27 @@ class Scope:
     runtime: str
     state: str
     cache: str
+    config: str | None
+    """The file that LLAMACTL_CONFIG names, if it does."""
     run_as: str | None = None
     """The user of a system service; None: the units are a user's own."""
 
     @classmethod
-    def system(cls, run_as: str) -> Scope:
+    def system(cls, run_as: str, env: Mapping[str, str]) -> Scope:
         """Return the machine's."""
         units = Path("/etc/systemd/system")
-        return cls(units, "%t/llamactl", "%S/llamactl", "%C/llamactl", run_as)
+        where = ("%t/llamactl", "%S/llamactl", "%C/llamactl", _config(env))
+        return cls(units, *where, run_as)
 
     @classmethod
-    def user(cls, paths: Paths, env: Mapping[str, str]) -> Scope:
+    def user(cls, loaded: Loaded) -> Scope:
         """Return the caller's own; it works in the directories that the caller's commands use."""
-        config = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-        chosen = env.get("LLAMACTL_RUNTIME_DIR")
-        runtime = plain(str(paths.runtime)) if chosen else "%t/llamactl"
+        env, paths = loaded.env, loaded.paths
+        home = Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        default = loaded.values["paths.runtime_dir"].is_default
+        runtime = "%t/llamactl" if default else plain(str(paths.runtime))
         state, cache = plain(str(paths.state)), plain(str(paths.cache))
-        return cls(config / "systemd" / "user", runtime, state, cache)
+        return cls(home / "systemd" / "user", runtime, state, cache, _config(env))
 
     @property
     def systemctl(self) -> tuple[str, ...]:
@@ -73,6 +77,7 @@ def render(scope: Scope, version: int, *, gpu: bool) -> dict[Path, str]:
         "RUNTIME": scope.runtime,
         "STATE": scope.state,
         "CACHE": scope.cache,
+        "CONFIG": "" if scope.config is None else f' "LLAMACTL_CONFIG={scope.config}"',
         "TARGET": "default.target" if scope.run_as is None else "multi-user.target",
         "USER": plain(scope.run_as or ""),
     }
@@ -109,6 +114,11 @@ def plain(text: str) -> str:
 def exec_word(text: str) -> str:
     """Return `text` as one word of an Exec line."""
     return f'"{plain(text)}"'.replace("$", "$$") if re.search(r"[\s';$]", text) else plain(text)
+
+
+def _config(env: Mapping[str, str]) -> str | None:
+    named = env.get("LLAMACTL_CONFIG")
+    return plain(str(Path(named).absolute())) if named else None
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:

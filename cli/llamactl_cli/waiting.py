@@ -12,11 +12,12 @@ if TYPE_CHECKING:
         Operation,
         PageReceipt,
         Receipt,
+        ReloadResult,
     )
 
     from llamactl_cli.output import Output
 
-    Result = TypeVar("Result", LifecycleResult, Receipt, PageReceipt, FileReceipt)
+    Result = TypeVar("Result", LifecycleResult, ReloadResult, Receipt, PageReceipt, FileReceipt)
 
 
 def follow(

@@ -2,7 +2,8 @@
 
 Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
 
-    0 pure: errors fields models config backoff launch plan events snapshot commands state view
+    0 pure: errors fields models paths settings resolve config
+    0 pure: backoff launch plan events snapshot commands reload state view
     1 one thing each: process ports store instances ledger logs metrics operations engine notify
     1 one socket each: listener client
     2 hands: effects records control announcer reap

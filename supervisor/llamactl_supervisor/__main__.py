@@ -10,9 +10,10 @@ import os
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor.config import Paths, Settings
+from llamactl_supervisor.config import load
 from llamactl_supervisor.errors import ExitCode, LlamactlError
 
 if TYPE_CHECKING:
@@ -54,20 +55,22 @@ def main() -> int:
         work: Callable[[argparse.Namespace], ExitCode] = arguments.work
         return work(arguments)
     except LlamactlError as exc:
-        logging.getLogger("llamactl").error("%s: %s", exc.code, exc.message)
+        hint = f" ({exc.hint})" if exc.hint else ""
+        logging.getLogger("llamactl").error("%s: %s%s", exc.code, exc.message, hint)
         return exc.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llamactl-supervisor")
     common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
     common.add_argument("--log-format", choices=("text", "json"), default="text")
     commands = parser.add_subparsers(required=True)
     serve = commands.add_parser("serve", parents=[common], help="run the daemon")
     serve.add_argument(
         "--no-resume",
         action="store_true",
-        help="wait for a request instead of loading the engine that was up last",
+        help="wait for a request instead of loading the configured engine or the last one",
     )
     serve.set_defaults(work=_serve)
     reap = commands.add_parser("reap", parents=[common], help="clear away what a dead daemon left")
@@ -80,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> ExitCode:
     from llamactl_supervisor.daemon import Daemon
 
-    paths = Paths.from_env()
-    paths.create()
-    daemon = Daemon(paths, Settings.from_env(), _version())
+    loaded = load(file=arguments.config)
+    loaded.paths.create()
+    daemon = Daemon(loaded, _version())
     return asyncio.run(daemon.run(resume=not arguments.no_resume))
 
 
@@ -91,7 +94,8 @@ def _reap(arguments: argparse.Namespace) -> ExitCode:
 
     unit: str | None = arguments.unit
     stopping = unit is not None and stop_is_asked(unit, arguments.user, os.environ)
-    asyncio.run(reap(Paths.from_env(), Settings.from_env(), stopping))
+    loaded = load(file=arguments.config)
+    asyncio.run(reap(loaded.paths, loaded.config.daemon, stopping))
     return ExitCode.OK
 
 

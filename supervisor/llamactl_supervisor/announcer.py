@@ -74,12 +74,18 @@ class Announcer:
 
     def reloading(self) -> None:
         """Say that the configuration is read again."""
+        if not self._ready:
+            return
         self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def reloaded(self, refused: str | None) -> None:
-        """Say that the reload is over; `refused` says why nothing changed, if so."""
-        status = self._status if refused is None else f"{self._status}; reload refused: {refused}"
-        self._notifier.send("READY=1", f"STATUS={status[:STATUS_CHARS_MAX]}")
+    def reloaded(self, snapshot: Snapshot, refused: str | None) -> None:
+        """Say that the reload is over; `refused` is why nothing changed, and stays to be read."""
+        if not self._ready or self._stopping:
+            return
+        self._status = text = status_text(snapshot)
+        if refused is not None:
+            text = f"{text}; reload refused: {refused}"[:STATUS_CHARS_MAX]
+        self._notifier.send("READY=1", f"STATUS={text}")
 
 
 def status_text(snapshot: Snapshot) -> str:

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 
 from pydantic import ValidationError
 
-from llamactl_supervisor.config import Paths, make_private_dir
+from llamactl_supervisor.config import daemon_env, load_paths
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
@@ -39,12 +39,14 @@ from llamactl_supervisor.models import (
     UpRequest,
     Wire,
 )
+from llamactl_supervisor.paths import make_private_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
+    from llamactl_supervisor.paths import Paths
 
 ANSWER_S = 10.0
 """How long the daemon may take to answer where it does not have to ask the engine."""
@@ -80,7 +82,7 @@ class ControlClient:
     """
 
     def __init__(self, paths: Paths | None = None) -> None:
-        self.paths = Paths.from_env() if paths is None else paths
+        self.paths = load_paths() if paths is None else paths
 
     def __enter__(self) -> Self:
         return self
@@ -132,6 +134,14 @@ class ControlClient:
         request = ReconfigureRequest.parse(given)
         body = request.model_dump(mode="json", exclude_none=True)
         return self._call(Operation, "POST", "/v1/reconfigure", body=body)
+
+    def reload(self) -> Operation:
+        """Have the daemon read its configuration again.
+
+        The operation's result is a `ReloadResult`. It fails as `config_refused` when the file is
+        broken and with the engine's reason when that declines; the old configuration stays then.
+        """
+        return self._call(Operation, "POST", "/v1/reload")
 
     def page_out(self, name: str, slot: int) -> Operation:
         """Take the slot's conversation out into host memory, as page `name`.
@@ -323,6 +333,7 @@ def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START
             stdout=log_fd,
             stderr=log_fd,
             start_new_session=True,
+            env=daemon_env(paths),
             cwd="/",
         )
     finally:

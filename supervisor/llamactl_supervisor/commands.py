@@ -39,10 +39,7 @@ def obey(snapshot: Snapshot, command: Command, now: float) -> Step:
         case ev.Up():
             return _up(snapshot, command, now)
         case ev.Start():
-            if snapshot.desired is None:
-                message = "there is no engine to start: none was asked for yet"
-                return _reject(snapshot, command, Code.NO_SPEC, message, "use `llamactl up`")
-            return _start(snapshot, command, ev.LoadCause.START, now)
+            return _start_again(snapshot, command, now)
         case ev.Restart():
             return _restart(snapshot, command, now)
         case ev.Stop():
@@ -52,6 +49,8 @@ def obey(snapshot: Snapshot, command: Command, now: float) -> Step:
             return after, (*effects, ev.Exit()) if after.state in IDLE else effects
         case ev.Reconfigure():
             return _reconfigure(snapshot, command)
+        case ev.Reload():
+            return snapshot, (ev.ReadConfig(command.operation),)
         case ev.Page() | ev.PageFile():
             return _page(snapshot, command)
 
@@ -74,8 +73,8 @@ def _up(snapshot: Snapshot, command: ev.Up, now: float) -> Step:
         override = snapshot.override if same else None
         asked = replace(snapshot, desired=command.request, override=override)
         return _start(asked, command, ev.LoadCause.UP, now)
-    if snapshot.desired is not None and snapshot.state is not EngineState.STOPPING:
-        verdict = plan(snapshot.desired, snapshot.override, command.request)
+    if snapshot.running is not None and snapshot.state is not EngineState.STOPPING:
+        verdict = plan(snapshot.running, snapshot.override, command.request)
         if isinstance(verdict, Conflict):
             differing = ", ".join(
                 f"{name} is {running!r}, asked for {asked!r}"
@@ -89,6 +88,13 @@ def _up(snapshot: Snapshot, command: ev.Up, now: float) -> Step:
                 "`llamactl reconfigure` changes n_ctx and n_seq live; otherwise `llamactl down`",
             )
     return _start(snapshot, command, ev.LoadCause.UP, now)
+
+
+def _start_again(snapshot: Snapshot, command: ev.Start, now: float) -> Step:
+    if snapshot.desired is None:
+        message = "there is no engine to start: none was asked for yet"
+        return _reject(snapshot, command, Code.NO_SPEC, message, "use `llamactl up`")
+    return _start(snapshot, command, ev.LoadCause.START, now)
 
 
 def _start(

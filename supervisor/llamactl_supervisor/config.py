@@ -1,195 +1,196 @@
-"""Where things live and how long we wait: paths and settings, from the environment or defaults."""
+"""The configuration: one TOML file, the environment, flags; and where each value came from.
+
+The file is the one that `--config` or LLAMACTL_CONFIG names, else config.toml in the user's
+configuration directory, else /etc/llamactl/config.toml. Its sections are the fields of `Config`:
+a further section is one more line there.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from llamactl_supervisor.errors import Code, error
+from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.fields import AbsolutePath  # noqa: TC001 - pydantic needs it
+from llamactl_supervisor.models import EngineConfig
+from llamactl_supervisor.paths import APP, ENV_PREFIX, default_directories
+from llamactl_supervisor.paths import Paths as Paths
+from llamactl_supervisor.resolve import File, Value, resolve
+from llamactl_supervisor.resolve import Flag as Flag
+from llamactl_supervisor.resolve import Key as Key
+from llamactl_supervisor.resolve import keys as keys
+from llamactl_supervisor.settings import Settings as Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-APP = "llamactl"
-ENV_PREFIX = "LLAMACTL_"
-SUN_PATH_BYTES_MAX = 107
-"""Longest path of a unix socket: sun_path holds 108 bytes, the last one is NUL."""
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-@dataclass(frozen=True)
-class Paths:
-    """The three directories, each private to one user, and what lies in them."""
-
-    cache: Path
-    state: Path
-    runtime: Path
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Paths:
-        """Return the paths for `env` (default: the process's own). Touches nothing.
-
-        Raises `PATH_TOO_LONG` when a socket below the runtime directory could not be bound.
-        """
-        env = os.environ if env is None else env
-        paths = cls(
-            cache=_chosen(env, "CACHE_DIR") or Path(platformdirs.user_cache_dir(APP)),
-            state=_chosen(env, "STATE_DIR") or Path(platformdirs.user_state_dir(APP)),
-            runtime=_chosen(env, "RUNTIME_DIR") or _default_runtime(env),
-        )
-        for socket in (paths.control_socket, paths.engine_dir("0" * 32) / "engine.sock"):
-            if len(os.fsencode(socket)) > SUN_PATH_BYTES_MAX:
-                raise error(
-                    Code.PATH_TOO_LONG,
-                    f"the socket path {socket} has {len(os.fsencode(socket))} bytes; "
-                    f"a unix socket can have {SUN_PATH_BYTES_MAX}",
-                    hint=f"set {ENV_PREFIX}RUNTIME_DIR to a shorter directory",
-                )
-        return paths
-
-    @property
-    def control_socket(self) -> Path:
-        """The control API's socket."""
-        return self.runtime / "control.sock"
-
-    @property
-    def daemon_lock(self) -> Path:
-        """Locked by the one daemon of this runtime directory for as long as it lives."""
-        return self.runtime / "daemon.lock"
-
-    @property
-    def state_file(self) -> Path:
-        """Intent and the engine's identity, for the next daemon."""
-        return self.state / "state.json"
-
-    @property
-    def ledger_file(self) -> Path:
-        """Every weight load and every load avoided, append-only."""
-        return self.state / "ledger.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """Engine and daemon logs."""
-        return self.state / "logs"
-
-    @property
-    def engine_log(self) -> Path:
-        """The engine's two output streams, written by its holder; rotated as .1, .2 and so on."""
-        return self.logs / "engine.log"
-
-    @property
-    def daemon_log(self) -> Path:
-        """Output of a daemon that `up` started."""
-        return self.logs / "daemon.log"
-
-    @property
-    def pages(self) -> Path:
-        """Where the engine writes pages and slots to files, unless it is told another place."""
-        return self.state / "pages"
-
-    def engine_dir(self, instance_id: str) -> Path:
-        """The private directory of one engine process: engine.sock, holder.json, exit.json."""
-        return self.runtime / f"engine-{instance_id}"
-
-    def create(self) -> None:
-        """Create the directories, 0700. Raises `INSECURE_DIRECTORY` if another user could write."""
-        for directory in (self.cache, self.state, self.runtime, self.logs, self.pages):
-            make_private_dir(directory)
+FILE_NAME = "config.toml"
+FILE_ENV = f"{ENV_PREFIX}CONFIG"
+SYSTEM_FILE = Path("/etc") / APP / FILE_NAME
+FILE_BYTES_MAX = 2**20
+"""A file that is larger is no configuration."""
 
 
-class Settings(BaseModel):
-    """Times, budgets and sizes. Each is set by LLAMACTL_<NAME>, in the unit that ends its name."""
+class Directories(BaseModel):
+    """The three directories."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ready_stall_s: Seconds = 300.0
-    """A load is given up when neither health nor log nor exit has moved for this long."""
-    ready_poll_s: Seconds = 0.1
-    """Pause between two questions for the engine's health while it loads."""
-    stop_term_s: Seconds = 5.0
-    """From TERM to KILL."""
-    backoff_base_s: Seconds = 1.0
-    """Upper bound of the first retry's delay; doubles with each crash."""
-    backoff_cap_s: Seconds = 60.0
-    """Upper bound of every retry's delay."""
-    crashes_max: Annotated[int, Field(ge=0)] = 5
-    """Retries before the engine is FAILED."""
-    on_failed: Literal["stay", "exit"] = "stay"
-    """What the daemon does once the engine is FAILED: wait for a person, or exit with status 3."""
-    settle_s: Seconds = 180.0
-    """READY for this long makes the next crash the first one again."""
-    holder_exit_s: Seconds = 5.0
-    """How long after the engine its holder may take to write the exit record."""
-    close_s: Seconds = 2.0
-    """How long open control connections may hold up the daemon's exit."""
-    log_bytes_max: Annotated[int, Field(ge=4096)] = 16 * 2**20
-    """Size at which the engine's log is rotated."""
-    log_files_max: Annotated[int, Field(ge=1)] = 4
-    """Log files kept, the current one included."""
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
-        """Return the settings for `env`; a value that makes no sense is an `INVALID_REQUEST`."""
-        env = os.environ if env is None else env
-        names = {name: ENV_PREFIX + name.upper() for name in cls.model_fields}
-        given = {name: env[key] for name, key in names.items() if env.get(key)}
-        try:
-            return cls.model_validate(given)
-        except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            key = names[str(first["loc"][0])]
-            raise error(
-                Code.INVALID_REQUEST, f"{key}={env[key]!r}: {first['msg']}", hint=f"unset {key}"
-            ) from None
+    cache_dir: AbsolutePath | None = None
+    """Engines that were built and models that were fetched; default: the user's cache."""
+    state_dir: AbsolutePath | None = None
+    """What outlives a restart: intent, ledger, logs, page files; default: the user's state."""
+    runtime_dir: AbsolutePath | None = None
+    """Sockets and locks; default: llamactl in XDG_RUNTIME_DIR, else in the temporary directory."""
 
 
-def make_private_dir(directory: Path) -> None:
-    """Create `directory` as 0700 of this user, or prove that it is one.
+class Config(BaseModel):
+    """All that can be configured; a field is a section of the file."""
 
-    An empty directory of ours that others can enter is narrowed. One that holds something is not
-    (it may be anybody's: a home, `/tmp`), and is an `INSECURE_DIRECTORY`, as is one that belongs to
-    somebody else. One that cannot be had at all is `STATE_UNWRITABLE`.
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: EngineConfig = EngineConfig()
+    daemon: Settings = Settings()
+    paths: Directories = Directories()
+
+
+class _PathsAlone(BaseModel):
+    paths: Directories = Directories()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration, its values by key with their sources, and what it was made of."""
+
+    config: Config
+    values: Mapping[str, Value]
+    file: Path | None
+    env: Mapping[str, str]
+
+    @property
+    def paths(self) -> Paths:
+        """The directories; raises `path_too_long`."""
+        chosen = self.config.paths.model_dump(exclude_none=True)
+        return Paths.from_env({f"{ENV_PREFIX}{name.upper()}": chosen[name] for name in chosen})
+
+    def again(self) -> Loaded:
+        """Read the same file, or look for one if there was none, with the same environment."""
+        return load(self.env, file=self.file)
+
+
+def load(
+    env: Mapping[str, str] | None = None,
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, Flag] | None = None,
+) -> Loaded:
+    """Return the configuration for `env` (default: the process's own); `flags` is by key.
+
+    Raises `config_invalid` for a file that is missing though it was named, cannot be read, is no
+    TOML or says something that makes no sense, `config_insecure` for one that others could have
+    written, and `invalid_request` for the environment and the flags.
     """
-    choose = f"choose another directory with {ENV_PREFIX}*_DIR"
+    env = dict(os.environ if env is None else env)
+    path = find(env, file)
+    config, values = resolve(
+        Config,
+        file=None if path is None else read(path),
+        env=env,
+        flags=flags or {},
+        defaults={
+            f"paths.{name}_dir": str(path) for name, path in default_directories(env).items()
+        },
+    )
+    return Loaded(config, values, path, env)
+
+
+def load_paths(env: Mapping[str, str] | None = None) -> Paths:
+    """Return the directories alone: whoever looks for a daemon needs nothing else to be right.
+
+    The file is not even read where the environment names all three.
+    """
+    env = dict(os.environ if env is None else env)
+    wanted = [key for key in keys(Config) if key.section == "paths"]
+    path = None if all(env.get(key.env) for key in wanted) else find(env)
+    if path is None:
+        return Paths.from_env(env)
+    tables = {"paths": read(path).tables.get("paths", {})}
+    config, _ = resolve(_PathsAlone, file=File(path, tables), env=env, flags={}, defaults={})
+    chosen = config.paths.model_dump(exclude_none=True)
+    return Paths.from_env(
+        env | {key.env: chosen[key.field] for key in wanted if key.field in chosen}
+    )
+
+
+def daemon_env(paths: Paths) -> dict[str, str]:
+    """Return our environment for a daemon of `paths` that runs in another working directory."""
+    named = os.environ.get(FILE_ENV)
+    chosen = {FILE_ENV: str(Path(named).absolute())} if named else {}
+    return os.environ | chosen | paths.env()
+
+
+def config_refused(exc: LlamactlError) -> LlamactlError:
+    """Return the error of a reload that finds the configuration broken: nothing was changed."""
+    details = {**exc.details, "reason": exc.code}
+    return error(Code.CONFIG_REFUSED, exc.message, hint=exc.hint, details=details)
+
+
+def find(env: Mapping[str, str], file: Path | None = None) -> Path | None:
+    """Return the file to read: `file`, or the first that there is; None where there is none."""
+    named = file or (Path(env[FILE_ENV]) if env.get(FILE_ENV) else None)
+    if named is not None:
+        return named.absolute()
+    home = env.get("XDG_CONFIG_HOME")
+    user = Path(home) / APP if home else Path(platformdirs.user_config_dir(APP))
+    return next((path for path in (user / FILE_NAME, SYSTEM_FILE) if _is_there(path)), None)
+
+
+def read(path: Path) -> File:
+    """Return the file's TOML; raises `config_insecure`, `config_invalid`."""
+    import tomllib  # here: most calls find no file
+
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        link, target = directory.lstat(), directory.stat()
-        if {link.st_uid, target.st_uid} != {os.geteuid()}:
-            raise error(
-                Code.INSECURE_DIRECTORY,
-                f"{directory} belongs to uid {target.st_uid}, not to uid {os.geteuid()}",
-                hint=f"remove it, or {choose}",
-            )
-        if stat.S_IMODE(target.st_mode) & 0o077:
-            if any(directory.iterdir()):
-                raise error(
-                    Code.INSECURE_DIRECTORY,
-                    f"{directory} is in use and others may enter it",
-                    hint=f"chmod 700 it if it is llamactl's alone, or {choose}",
-                )
-            directory.chmod(0o700)
+        return File(path, tomllib.loads(_bytes(path).decode()))
     except OSError as exc:
-        raise error(
-            Code.STATE_UNWRITABLE,
-            f"{directory} cannot be used as a directory: {exc.strerror or exc}",
-            hint=choose,
-        ) from exc
+        raise _invalid(path, f"cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise _invalid(path, f"is not UTF-8 at byte {exc.start}") from None
+    except RecursionError:
+        raise _invalid(path, "is nested too deeply") from None
+    except ValueError as exc:
+        raise _invalid(path, f"is no TOML: {exc}") from None
 
 
-def _chosen(env: Mapping[str, str], name: str) -> Path | None:
-    value = env.get(ENV_PREFIX + name)
-    return Path(value).absolute() if value else None
+def _bytes(path: Path) -> bytes:
+    """Read the file after it is proven that nobody else could have written it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
+            raise _invalid(path, f"is no file of at most {FILE_BYTES_MAX} bytes")
+        if found.st_uid not in {0, os.geteuid()}:
+            why, hint = f"belongs to uid {found.st_uid}", f"chown {os.geteuid()} {path}"
+        elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            why, hint = "can be written by others", f"chmod go-w {path}"
+        else:
+            return opened.read()
+    message = f"file {path}: {why}; it names programs that are run"
+    raise error(Code.CONFIG_INSECURE, message, hint=hint, details={"file": str(path)})
 
 
-def _default_runtime(env: Mapping[str, str]) -> Path:
-    if env.get("XDG_RUNTIME_DIR"):
-        return Path(env["XDG_RUNTIME_DIR"]).absolute() / APP
-    return Path(tempfile.gettempdir()) / f"{APP}-{os.geteuid()}"
+def _invalid(path: Path, problem: str) -> LlamactlError:
+    message = f"file {path}: {problem}"
+    return error(Code.CONFIG_INVALID, message, details={"file": str(path)})
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return True  # what cannot be looked at is not taken for absent: reading it says why

@@ -74,6 +74,7 @@ def create_app(daemon: Supervisor, version: str) -> FastAPI:
     app = FastAPI(title="llamactl", version=version, docs_url=None, redoc_url=None)
     _errors(app)
     _mutations(app, daemon)
+    _config(app, daemon)
     _pages(app, daemon)
     _page_files(app, daemon)
     _reads(app, daemon)
@@ -113,6 +114,13 @@ def _mutations(app: FastAPI, daemon: Supervisor) -> None:
         """Change the live geometry; the operation's result is the engine's receipt."""
         kind = OperationKind.RECONFIGURE
         return await daemon.submit(kind, _who(request), lambda op: ev.Reconfigure(op, body))
+
+
+def _config(app: FastAPI, daemon: Supervisor) -> None:
+    @app.post("/v1/reload", status_code=202, responses=_PROBLEMS)
+    async def reload(request: Request) -> Operation:
+        """Read the configuration again; the operation's result says what came into force."""
+        return await daemon.submit(OperationKind.RELOAD, _who(request), ev.Reload)
 
 
 def _pages(app: FastAPI, daemon: Supervisor) -> None:

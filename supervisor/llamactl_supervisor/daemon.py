@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import listener, logs, store, view
+from llamactl_supervisor import listener, logs, reload, store, view
 from llamactl_supervisor.announcer import Announcer
 from llamactl_supervisor.commands import not_serving
+from llamactl_supervisor.config import config_refused
 from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 from llamactl_supervisor.launch import instance_id
-from llamactl_supervisor.models import DaemonStatus, EngineState, OperationKind
+from llamactl_supervisor.models import (
+    DaemonStatus,
+    EngineState,
+    OperationKind,
+    Problem,
+    ReloadResult,
+)
 from llamactl_supervisor.notify import Notifier
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
@@ -30,9 +37,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from llamactl_supervisor.config import Paths, Settings
+    from llamactl_supervisor.config import Loaded
     from llamactl_supervisor.engine import EngineClient
-    from llamactl_supervisor.models import Operation, Pages, Slots, Status
+    from llamactl_supervisor.models import Operation, OperationResult, Pages, Slots, Status
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -43,8 +50,9 @@ class Daemon:
     TERM and INT stop the engine first, USR2 leaves it to the next daemon.
     """
 
-    def __init__(self, paths: Paths, settings: Settings, version: str) -> None:
-        self._paths, self._settings, self._version = paths, settings, version
+    def __init__(self, loaded: Loaded, version: str) -> None:
+        paths, settings = loaded.paths, loaded.config.daemon
+        self._loaded, self._paths, self._version = loaded, paths, version
         self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._operations = Operations()
         self._accepted: dict[str, asyncio.Future[None]] = {}
@@ -66,10 +74,11 @@ class Daemon:
         )
 
     async def run(self, *, resume: bool) -> ExitCode:
-        """Serve until the end. `resume`: load the engine that the saved intent asks for.
+        """Serve until the end. `resume`: load the engine of the configuration or saved intent.
 
         An engine that still runs is adopted in any case. Returns NOT_RUNNING after an engine that
-        was given up. Raises `daemon_running`, `state_unreadable`, `insecure_directory`, and
+        was given up. Raises `daemon_running`, `state_unreadable`, `insecure_directory`,
+        `config_invalid` when the configuration names a model and nothing names a llama-server, and
         `invalid_request` for a control socket that is not ours.
         """
         self._paths.create()
@@ -88,29 +97,48 @@ class Daemon:
         self._saved, aside = store.load(self._paths.state_file)
         if aside is not None:
             log.error("state file made no sense; set aside as %s, starting afresh", aside)
+        config = self._loaded.config
         self._snapshot = Snapshot(
             seed=uuid4(),
-            settings=self._settings,
+            settings=config.daemon,
             intent=self._saved.intent,
             generation=self._saved.generation,
             desired=self._saved.desired,
+            running=self._saved.running,
             override=self._saved.override,
+            baseline=self._saved.baseline,
         )
         found = self._effects.find(self._saved)
         if found is not None:
             log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
-            await self._step(ev.Found(found))
-        elif resume:
-            await self._step(ev.Resume())
+            await self._step(ev.Found(found, config))
+            for change in reload.unapplied(self._snapshot):
+                why = "%s is %r, configured as %r: a reload or a restart of the engine takes it"
+                log.warning(why, change.field, change.before, change.after)
+            return
+        if resume and config.engine.model is not None:
+            self._require_engine()
+        await self._step(ev.Resume(config, load=resume))
+
+    def _require_engine(self) -> None:
+        if self._loaded.config.engine.engine_path is None and self._saved.desired is None:
+            raise error(
+                Code.CONFIG_INVALID,
+                "engine.model is configured, engine.engine_path is not: no llama-server is known",
+                hint="`llamactl build` prints the path of one",
+            )
 
     async def _serve(self, handed: socket.socket | None) -> None:
         control = handed or listener.bind(self._paths.control_socket)
-        server = listener.Server(create_app(self, self._version), self._settings.close_s)
+        server = listener.Server(
+            create_app(self, self._version), self._loaded.config.daemon.close_s
+        )
         serving = asyncio.create_task(server.serve(sockets=[control]))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
         loop.add_signal_handler(signal.SIGUSR2, self._queue.put_nowait, ev.HandOver())
+        loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload, signal.SIGHUP.name)
         log.info("control socket=%s pid=%d", self._paths.control_socket, os.getpid())
         self._start(self._announcer.keep_alive())
         self._announcer.follow(self._snapshot)
@@ -118,7 +146,7 @@ class Daemon:
             while not self._ending.is_set():
                 await self._step(await self._next())
                 self._announcer.follow(self._snapshot)
-            await self._operations.told(self._settings.close_s)
+            await self._operations.told(self._snapshot.settings.close_s)
         finally:
             self._ending.set()
             if handed is None:  # the one that was handed over is where its owner expects it
@@ -173,7 +201,9 @@ class Daemon:
             intent=snapshot.intent,
             generation=snapshot.generation,
             desired=snapshot.desired,
+            running=snapshot.running,
             override=snapshot.override,
+            baseline=snapshot.baseline,
             instance_id=name,
             process=process,
         )
@@ -192,11 +222,11 @@ class Daemon:
             case ev.Finish() | ev.Fail() | ev.Reject():
                 self._answer(effect)
             case ev.Spawn():
-                waiting = self._snapshot.waiting
-                self._records.spawned(effect, self._by(waiting[0]) if waiting else "daemon")
+                by = [self._by(name) for name in self._snapshot.waiting[:1]] or ["daemon"]
+                self._records.spawned(effect, by[0])
                 self._start(self._effects.spawn(effect, self._unsaved))
-            case ev.Watch() if self._snapshot.desired is not None:
-                self._start(self._effects.watch(effect, self._snapshot.desired.spec))
+            case ev.Watch() if self._snapshot.running is not None:
+                self._start(self._effects.watch(effect, self._snapshot.running.spec))
             case ev.Signal():
                 self._effects.signal(effect)
             case ev.SendReconfigure():
@@ -205,10 +235,10 @@ class Daemon:
                 waits = f"the engine takes {effect.command.subject} in its turn"
                 self._operations.progress(effect.command.operation, waits)
                 self._start(self._effects.page(effect))
-            case ev.RecordLoad():
-                self._start(self._records.load(effect))
-            case ev.RecordAvoided():
-                self._start(self._records.avoided(effect))
+            case ev.ReadConfig() | ev.UseSettings():
+                self._configure(effect)
+            case ev.RecordLoad() | ev.RecordAvoided():
+                self._start(self._records.record(effect))
             case ev.Exit():
                 self._ending.set()
 
@@ -216,11 +246,16 @@ class Daemon:
         name = effect.operation
         if isinstance(effect, ev.Reject):
             self._operations.discard(name)
-            self._accepted.pop(name).set_exception(effect.problem.to_error())
+            if (future := self._accepted.pop(name, None)) is not None:
+                future.set_exception(effect.problem.to_error())
+            else:
+                log.warning("what a signal asked for is declined: %s", effect.problem.message)
             return
         outcome = effect.result if isinstance(effect, ev.Finish) else effect.problem
         kind = self._operations.end(name, outcome).kind
         self._records.ended(kind, outcome)
+        if kind is OperationKind.RELOAD:
+            self._reload_ended(outcome)
         log.info("operation=%s kind=%s %s", name, kind, type(effect).__name__.lower())
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -241,6 +276,46 @@ class Daemon:
         operation = self._operations.create(OperationKind.DOWN, name)
         self._operations.nobody_asks(operation.id)
         self._queue.put_nowait(ev.Down(operation.id))
+
+    # --- reload: it begins and ends here, whoever asked for it and whatever comes of it ----------
+
+    def _asked_to_reload(self, name: str) -> None:
+        operation = self._operations.create(OperationKind.RELOAD, name)
+        self._queue.put_nowait(ev.Reload(operation.id))
+
+    def _configure(self, effect: ev.ReadConfig | ev.UseSettings) -> None:
+        if isinstance(effect, ev.UseSettings):
+            self._effects.use(effect.settings)
+            return
+        self._reload_begins(effect)
+        self._start(self._read_config(effect))
+
+    def _reload_begins(self, effect: ev.ReadConfig) -> None:
+        log.info("reload of %s by %s", self._loaded.file, self._by(effect.operation))
+        self._announcer.reloading()
+
+    def _reload_ended(self, outcome: OperationResult | Problem) -> None:
+        refused = outcome.message if isinstance(outcome, Problem) else None
+        self._announcer.reloaded(self._snapshot, refused)
+        if isinstance(outcome, Problem):
+            log.error("not reloaded, the old configuration stays: %s", outcome.message)
+        elif isinstance(outcome, ReloadResult):
+            for change in outcome.applied:
+                log.info("reloaded %s=%r, was %r", change.field, change.after, change.before)
+            for change in outcome.needs_restart:
+                whole = "engine" if change.field.startswith("engine.") else "daemon"
+                why = "%s is %r until the %s is restarted: configured as %r"
+                log.warning(why, change.field, change.before, whole, change.after)
+
+    async def _read_config(self, effect: ev.ReadConfig) -> None:
+        """Read what was read at the start, and post what came; a bad file is declined as such."""
+        try:
+            loaded = await asyncio.to_thread(self._loaded.again)
+        except LlamactlError as exc:
+            refused = config_refused(exc)
+            self._queue.put_nowait(ev.ConfigBroken(effect.operation, Problem.of(refused)))
+        else:
+            self._queue.put_nowait(ev.ConfigRead(effect.operation, loaded.config))
 
     # --- what the control API calls --------------------------------------------------------------
 

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.events import EngineFacts, EngineProcess, Event
     from llamactl_supervisor.models import EngineRequest, FileReceipt, PageReceipt, Receipt
+    from llamactl_supervisor.paths import Paths
+    from llamactl_supervisor.settings import Settings
     from llamactl_supervisor.store import Saved
 
 log = logging.getLogger("llamactl.effects")
@@ -45,6 +46,10 @@ class Effects:
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._clients: dict[str, EngineClient] = {}
         self._strangers: dict[str, EngineProcess] = {}
+
+    def use(self, settings: Settings) -> None:
+        """Go on with other settings; what waits by the old ones waits on."""
+        self._settings = settings
 
     def strangers(self) -> tuple[Stranger, ...]:
         """Return the engines in our directories that are not provably ours and still run."""

@@ -38,6 +38,8 @@ class Code(StrEnum):
     """Stable names of everything that can go wrong."""
 
     INVALID_REQUEST = "invalid_request"
+    CONFIG_INVALID = "config_invalid"
+    CONFIG_INSECURE = "config_insecure"
     OWNED_ARGUMENT = "owned_argument"
     PATH_TOO_LONG = "path_too_long"
 
@@ -47,6 +49,7 @@ class Code(StrEnum):
     DAEMON_UNREACHABLE = "daemon_unreachable"
 
     CONFLICT = "conflict"
+    CONFIG_REFUSED = "config_refused"
     DAEMON_RUNNING = "daemon_running"
     ENGINE_UNPROVEN = "engine_unproven"
     INSECURE_DIRECTORY = "insecure_directory"
@@ -168,12 +171,15 @@ class FailedError(LlamactlError):
 
 _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.INVALID_REQUEST: InvalidRequestError,
+    Code.CONFIG_INVALID: InvalidRequestError,
+    Code.CONFIG_INSECURE: InvalidRequestError,
     Code.OWNED_ARGUMENT: InvalidRequestError,
     Code.PATH_TOO_LONG: InvalidRequestError,
     Code.ENGINE_STOPPED: NotRunningError,
     Code.NO_SPEC: NotRunningError,
     Code.DAEMON_UNREACHABLE: DaemonUnreachableError,
     Code.CONFLICT: RefusedError,
+    Code.CONFIG_REFUSED: RefusedError,
     Code.DAEMON_RUNNING: RefusedError,
     Code.ENGINE_UNPROVEN: RefusedError,
     Code.INSECURE_DIRECTORY: RefusedError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - dataclass fields
 from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
 
 from llamactl_supervisor.models import (
     ExitRecord,
@@ -25,6 +26,10 @@ from llamactl_supervisor.models import (
     UpRequest,
     Wire,
 )
+
+if TYPE_CHECKING:
+    from llamactl_supervisor.config import Config
+    from llamactl_supervisor.settings import Settings
 
 
 class EngineProcess(Wire):
@@ -54,6 +59,7 @@ class LoadCause(StrEnum):
     RESUME = "resume"
     CRASH = "crash"
     ADOPT = "adopt"
+    CONFIG = "config"
 
 
 class Ladder(Enum):
@@ -111,6 +117,13 @@ class Reconfigure:
 
 
 @dataclass(frozen=True)
+class Reload:
+    """Read the configuration again and follow it."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
 class Page:
     """Take a conversation out of a slot or into one, or drop it: PAGE_OUT, PAGE_IN, PAGE_DROP."""
 
@@ -150,7 +163,13 @@ class PageFile:
 
 @dataclass(frozen=True)
 class Resume:
-    """The daemon is new, nothing runs, and the saved intent is to be followed."""
+    """The daemon is new and nothing runs.
+
+    If `load`, the engine is started that the configuration names, else what the saved intent says.
+    """
+
+    config: Config | None = None
+    load: bool = True
 
 
 @dataclass(frozen=True)
@@ -158,6 +177,15 @@ class Found:
     """The daemon is new and the engine of its predecessor runs and is proven ours."""
 
     process: EngineProcess
+    config: Config | None = None
+
+
+@dataclass(frozen=True)
+class ConfigRead:
+    """The configuration was read again, and makes sense."""
+
+    operation: str
+    config: Config
 
 
 @dataclass(frozen=True)
@@ -241,16 +269,25 @@ class HandOver:
 
 
 @dataclass(frozen=True)
+class ConfigBroken:
+    """The configuration was read again, and makes none."""
+
+    operation: str
+    problem: Problem
+
+
+@dataclass(frozen=True)
 class Tick:
     """The snapshot's deadline may have passed."""
 
 
 PageVerb = Page | PageFile
-Command = Up | Start | Stop | Restart | Down | Reconfigure | PageVerb
+Command = Up | Start | Stop | Restart | Down | Reconfigure | Reload | PageVerb
 StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
 RunningFact = Exited | Reconfigured | ReconfigureFailed
 ProcessFact = StartingFact | RunningFact
-Event = Command | ProcessFact | PageEnded | Resume | Found | HandOver | Tick
+ConfigFact = ConfigRead | ConfigBroken
+Event = Command | ProcessFact | ConfigFact | PageEnded | Resume | Found | HandOver | Tick
 
 
 # --- effects -------------------------------------------------------------------------------------
@@ -298,6 +335,20 @@ class SendPage:
 
     process: EngineProcess
     command: PageVerb
+
+
+@dataclass(frozen=True)
+class ReadConfig:
+    """Read the configuration again."""
+
+    operation: str
+
+
+@dataclass(frozen=True)
+class UseSettings:
+    """From now on these settings hold."""
+
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -353,6 +404,8 @@ Effect = (
     | Signal
     | SendReconfigure
     | SendPage
+    | ReadConfig
+    | UseSettings
     | Finish
     | Fail
     | Reject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import AddressValueError, IPv4Address
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,8 @@ N_SEQ_MAX = 256
 PORT_MAX = 65535
 PAGE_NAME_MAX = 512
 """Most characters of a page's or file's name that the engine is given to judge; it allows fewer."""
+
+TOKENS_PER_K = 1024
 
 DEFAULT_N_CTX = 16384
 DEFAULT_N_SEQ = 2
@@ -53,6 +56,12 @@ def validation_error(found: Sequence[Any]) -> LlamactlError:
     code = kind if kind in {Code.INVALID_GEOMETRY, Code.OWNED_ARGUMENT} else Code.INVALID_REQUEST
     message = f"{fields[0]['field']}: {fields[0]['problem']}"
     return error(code, message, details={"fields": fields})
+
+
+def parse_tokens(text: str) -> int | None:
+    """Return the number of tokens that `text` says, `128k` is 131072; None where it is none."""
+    found = re.fullmatch(r"([0-9]{1,18})([kK]?)", text)
+    return int(found[1]) * (TOKENS_PER_K if found[2] else 1) if found else None
 
 
 def _bounded(name: str, unit: str, most: int) -> AfterValidator:

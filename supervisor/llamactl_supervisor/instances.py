@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.paths import Paths
 
 _PREFIX = "engine-"
 

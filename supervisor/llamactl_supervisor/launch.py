@@ -10,8 +10,9 @@ from llamactl_supervisor.fields import option_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llamactl_supervisor.config import Paths, Settings
     from llamactl_supervisor.models import EngineRequest, Override, UpRequest
+    from llamactl_supervisor.paths import Paths
+    from llamactl_supervisor.settings import Settings
 
 ENGINE_OOM_SCORE_ADD = 200
 """Raised so that the kernel, short of memory, takes the engine and not the daemon."""

@@ -33,6 +33,7 @@ from llamactl_supervisor.fields import (
     Slot,
     validation_error,
 )
+from llamactl_supervisor.fields import parse_tokens as parse_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,17 +102,29 @@ class Problem(Wire):
         return error(self.code, self.message, hint=self.hint, details=self.details)
 
 
-class EngineRequest(Wire):
+class EngineOptions(Wire):
+    """What may be asked of an engine whatever its model."""
+
+    n_ctx: NCtx = DEFAULT_N_CTX
+    """Context in tokens, in total over all slots. Changes live."""
+    n_seq: NSeq = DEFAULT_N_SEQ
+    """Slots: conversations at once. Changes live."""
+    kv_unified: bool | None = None
+    """One pool for all slots, or a part of it for each; else as the engine does. Changes live."""
+    host: Host = DEFAULT_HOST
+    """Where clients may come from: an IPv4 address of this machine."""
+    port: Port = DEFAULT_PORT
+    """TCP port for the clients."""
+    extra_args: ExtraArgs = ()
+    """Further options of llama-server."""
+    api_key_file: AbsolutePath | None = None
+    """File with the keys that clients must present."""
+
+
+class EngineRequest(EngineOptions):
     """The engine that is wanted. n_ctx is the total over all slots."""
 
     model: AbsolutePath
-    n_ctx: NCtx = DEFAULT_N_CTX
-    n_seq: NSeq = DEFAULT_N_SEQ
-    kv_unified: bool | None = None
-    host: Host = DEFAULT_HOST
-    port: Port = DEFAULT_PORT
-    extra_args: ExtraArgs = ()
-    api_key_file: AbsolutePath | None = None
 
 
 class UpRequest(Wire):
@@ -119,6 +132,28 @@ class UpRequest(Wire):
 
     spec: EngineRequest
     engine_path: AbsolutePath
+
+
+class EngineConfig(EngineOptions):
+    """The engine as it is configured; without a model it is a part of what `up` asks for."""
+
+    model: AbsolutePath | None = None
+    """GGUF file. With it the daemon brings the engine up when it starts."""
+    engine_path: AbsolutePath | None = None
+    """The llama-server that is run; default: `up` builds one, the daemon takes the last one."""
+
+    @classmethod
+    def of(cls, request: UpRequest) -> Self:
+        """Return the configuration that asks for this very engine."""
+        return cls(**request.spec.model_dump(), engine_path=request.engine_path)
+
+    def request(self, engine_path: str | None = None) -> UpRequest | None:
+        """Return the whole request, None where it is not whole."""
+        path = self.engine_path or engine_path
+        if self.model is None or path is None:
+            return None
+        spec = EngineRequest.model_validate(self.model_dump(exclude={"engine_path"}))
+        return UpRequest(spec=spec, engine_path=path)
 
 
 class ReconfigureRequest(Wire):
@@ -331,6 +366,28 @@ class Override(Wire):
     at: datetime
 
 
+class FieldChange(Wire):
+    """A field that is or becomes something else: `engine.n_ctx`, from `before` to `after`."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+class ReloadResult(Wire):
+    """What reading the configuration again came to.
+
+    `applied`: the fields that changed and are in force (without an engine: at its next start).
+    `needs_restart`: fields that differ from what runs until the engine (`engine.`) or the daemon
+    is restarted. `receipt`: the engine's, where its geometry changed. `unchanged`: nothing was new.
+    """
+
+    applied: tuple[FieldChange, ...] = ()
+    needs_restart: tuple[FieldChange, ...] = ()
+    receipt: Receipt | None = None
+    unchanged: bool
+
+
 class LifecycleOutcome(StrEnum):
     """What up, start, stop, restart or down came to."""
 
@@ -357,6 +414,7 @@ class OperationKind(StrEnum):
     RESTART = "restart"
     DOWN = "down"
     RECONFIGURE = "reconfigure"
+    RELOAD = "reload"
     PAGE_OUT = "page_out"
     PAGE_IN = "page_in"
     PAGE_DROP = "page_drop"
@@ -383,7 +441,7 @@ class OperationState(StrEnum):
 
 
 # In this order: what a spill says is a page's receipt as well, and more.
-OperationResult = LifecycleResult | Receipt | FileReceipt | PageReceipt
+OperationResult = LifecycleResult | ReloadResult | Receipt | FileReceipt | PageReceipt
 
 
 class Operation(Wire):
@@ -434,7 +492,8 @@ class Stranger(Wire):
 class Status(Wire):
     """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY.
 
-    `operation` is the oldest that runs; a page verb only where nothing else does.
+    `operation` is the oldest that runs; a page verb only where nothing else does. `unapplied` is
+    what the running engine (`before`) has otherwise than it is configured (`after`).
     """
 
     state: EngineState
@@ -452,3 +511,4 @@ class Status(Wire):
     strangers: tuple[Stranger, ...]
     weight_loads: int
     loads_avoided: int
+    unapplied: tuple[FieldChange, ...] = ()

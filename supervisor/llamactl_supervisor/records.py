@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamactl_supervisor import events as ev
 from llamactl_supervisor import ledger
 from llamactl_supervisor.launch import live_spec
 from llamactl_supervisor.metrics import Metrics
-from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt
+from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt, ReloadResult
 
 if TYPE_CHECKING:
-    from llamactl_supervisor import events as ev
     from llamactl_supervisor.models import EngineRequest, OperationResult
     from llamactl_supervisor.snapshot import Snapshot
 
@@ -46,15 +46,24 @@ class Records:
 
     def ended(self, kind: OperationKind, outcome: OperationResult | Problem) -> None:
         """Count the end of an operation."""
-        if isinstance(outcome, Receipt):
+        if isinstance(outcome, ReloadResult):
+            if outcome.receipt is not None:
+                self.ended(OperationKind.RECONFIGURE, outcome.receipt)
+        elif isinstance(outcome, Receipt):
             self.metrics.reconfigures.labels(outcome.outcome).inc()
             if outcome.outcome == "applied":
                 self.metrics.pause_s.observe(outcome.pause_ms / 1000)
         elif kind is OperationKind.RECONFIGURE:
             self.metrics.reconfigures.labels("failed").inc()
 
-    async def load(self, effect: ev.RecordLoad) -> None:
-        """Record a weight load, or one that failed."""
+    async def record(self, effect: ev.RecordLoad | ev.RecordAvoided) -> None:
+        """Record a weight load, one that failed, or one that a reconfigure took the place of."""
+        if isinstance(effect, ev.RecordLoad):
+            await self._load(effect)
+        else:
+            await self._avoided(effect)
+
+    async def _load(self, effect: ev.RecordLoad) -> None:
         if self._spec is None:
             return
         line = ledger.LoadLine(
@@ -76,8 +85,7 @@ class Records:
             self.totals = self.totals.model_copy(update={"weight_loads": loads})
         await self._append(line)
 
-    async def avoided(self, effect: ev.RecordAvoided) -> None:
-        """Record a load that a reconfigure took the place of."""
+    async def _avoided(self, effect: ev.RecordAvoided) -> None:
         receipt = effect.receipt
         self.metrics.loads_avoided.inc()
         avoided = self.totals.loads_avoided + 1

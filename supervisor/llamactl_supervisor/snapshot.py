@@ -10,8 +10,10 @@ from llamactl_supervisor import events as ev
 from llamactl_supervisor.backoff import delay_s
 from llamactl_supervisor.launch import instance_id
 from llamactl_supervisor.models import (
+    EngineConfig,
     EngineState,
     ExitRecord,
+    FieldChange,
     Intent,
     Override,
     Problem,
@@ -21,8 +23,9 @@ from llamactl_supervisor.models import (
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from llamactl_supervisor.config import Settings
+    from llamactl_supervisor.config import Config
     from llamactl_supervisor.events import EngineFacts, EngineProcess
+    from llamactl_supervisor.settings import Settings
 
 IDLE = frozenset({EngineState.STOPPED, EngineState.CRASHED, EngineState.FAILED})
 """States without a process."""
@@ -43,13 +46,29 @@ class After(Enum):
 
 
 @dataclass(frozen=True)
+class Reloading:
+    """A reload on its way: what is in force once the engine has done its part."""
+
+    operation: str
+    config: Config
+    settings: Settings
+    desired: UpRequest | None
+    override: Override | None
+    changed: tuple[FieldChange, ...]
+    needs_restart: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything the daemon knows about its engine. `deadline` is on the monotonic clock.
 
-    `waiting` holds the operations that end with the present transition, `paging` those that the
-    engine ends by its answer while it serves; `closing` ends the daemon with its engine, `leaving`
-    without it; `deadline` is the end of patience in STARTING, the KILL in STOPPING, the retry in
-    CRASHED, and in READY the moment from which earlier crashes are forgiven.
+    `desired` is what the next start runs, `running` what the present process was asked to be.
+    `config` is the last good one, `baseline` its [engine] as it was brought into force, and
+    `reloading` what takes their place, in RECONFIGURING only; `reloads` are those that wait for
+    its end. `waiting` holds the operations that end with the present transition, `paging` those
+    that the engine ends by its answer while it serves. `closing` ends the daemon with its engine,
+    `leaving` without it. `deadline` is the end of patience in STARTING, the KILL in STOPPING, the
+    retry in CRASHED, and in READY the moment from which earlier crashes are forgiven.
     """
 
     seed: UUID
@@ -58,7 +77,11 @@ class Snapshot:
     intent: Intent = Intent.DOWN
     generation: int = 0
     desired: UpRequest | None = None
+    running: UpRequest | None = None
     override: Override | None = None
+    config: Config | None = None
+    baseline: EngineConfig | None = None
+    reloading: Reloading | None = None
     process: EngineProcess | None = None
     facts: EngineFacts = field(default_factory=ev.EngineFacts)
     after: After = After.REST
@@ -66,6 +89,7 @@ class Snapshot:
     leaving: bool = False
     waiting: tuple[str, ...] = ()
     paging: tuple[str, ...] = ()
+    reloads: tuple[str, ...] = ()
     crashes: int = 0
     deadline: float | None = None
     cause: ev.LoadCause = ev.LoadCause.UP
@@ -87,6 +111,7 @@ def spawn(snapshot: Snapshot, cause: ev.LoadCause, now: float) -> Step:
         state=EngineState.STARTING,
         intent=Intent.UP,
         generation=generation,
+        running=snapshot.desired,
         process=None,
         facts=ev.EngineFacts(),
         deadline=now + snapshot.settings.ready_stall_s,
@@ -107,6 +132,7 @@ def adopt(snapshot: Snapshot, process: EngineProcess, now: float) -> Step:
     found = replace(
         snapshot,
         state=EngineState.STARTING,
+        running=snapshot.running or snapshot.desired,
         process=process,
         deadline=now + snapshot.settings.ready_stall_s,
         cause=ev.LoadCause.ADOPT,

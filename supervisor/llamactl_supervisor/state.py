@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor import events as ev
+from llamactl_supervisor import reload
 from llamactl_supervisor.commands import obey
 from llamactl_supervisor.errors import Code
 from llamactl_supervisor.launch import live_spec
@@ -42,9 +43,9 @@ from llamactl_supervisor.snapshot import (
 
 if TYPE_CHECKING:
     from llamactl_supervisor.events import (
+        ConfigFact,
         Event,
         Found,
-        HandOver,
         PageEnded,
         Resume,
         RunningFact,
@@ -60,6 +61,11 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     about a process that has ended, changes nothing.
     """
     after, effects = _reduce(snapshot, event, now)
+    if after.reloading is not None and after.state is not EngineState.RECONFIGURING:
+        after = replace(after, reloading=None)
+    if after.reloads and after.reloading is None:
+        effects = (*effects, *(ev.ReadConfig(name) for name in after.reloads))
+        after = replace(after, reloads=())
     if after.paging and after.state not in SERVING:
         after, effects = _superseded(after, effects)
     if after.leaving and not after.closing and after.state is not EngineState.RECONFIGURING:
@@ -71,6 +77,8 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
 def _reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     if isinstance(event, ev.Command):
         return obey(snapshot, event, now)
+    if isinstance(event, ev.HandOver):
+        return replace(snapshot, leaving=True), ()
     if isinstance(event, ev.ProcessFact):
         if event.generation != snapshot.generation or snapshot.state in IDLE:
             return snapshot, ()
@@ -93,7 +101,9 @@ def _superseded(snapshot: Snapshot, effects: tuple[ev.Effect, ...]) -> Step:
 
 
 def _at_large(
-    snapshot: Snapshot, event: PageEnded | Resume | Found | HandOver | Tick, now: float
+    snapshot: Snapshot,
+    event: ConfigFact | PageEnded | Resume | Found | Tick,
+    now: float,
 ) -> Step:
     match event:
         case ev.PageEnded() if event.operation in snapshot.paging:
@@ -102,18 +112,30 @@ def _at_large(
             if isinstance(outcome, Problem):
                 return replace(snapshot, paging=paging), (ev.Fail(name, outcome),)
             return replace(snapshot, paging=paging), (ev.Finish(name, outcome),)
-        case ev.Resume():
-            wanted = snapshot.intent is Intent.UP and snapshot.desired is not None
-            if snapshot.state is EngineState.STOPPED and wanted:
-                return spawn(snapshot, ev.LoadCause.RESUME, now)
-        case ev.Found():
-            if snapshot.state is EngineState.STOPPED:
-                return adopt(snapshot, event.process, now)
-        case ev.HandOver():
-            return replace(snapshot, leaving=True), ()
+        case ev.ConfigRead():
+            return reload.read(snapshot, event)
+        case ev.ConfigBroken():
+            return snapshot, (ev.Fail(event.operation, event.problem),)
+        case ev.Resume() if snapshot.state is EngineState.STOPPED:
+            return _resume(snapshot, event, now)
+        case ev.Found() if snapshot.state is EngineState.STOPPED:
+            adopted, effects = adopt(snapshot, event.process, now)
+            if event.config is not None:
+                adopted = reload.compare_found(adopted, event.config)
+            return adopted, effects
         case ev.Tick():
             if snapshot.deadline is not None and now >= snapshot.deadline:
                 return _due(snapshot, now)
+    return snapshot, ()
+
+
+def _resume(snapshot: Snapshot, event: Resume, now: float) -> Step:
+    if event.config is not None:
+        snapshot, effects = reload.begin(snapshot, event.config, load=event.load, now=now)
+        if effects:
+            return snapshot, effects
+    if event.load and snapshot.intent is Intent.UP and snapshot.desired is not None:
+        return spawn(snapshot, ev.LoadCause.RESUME, now)
     return snapshot, ()
 
 
@@ -232,6 +254,10 @@ def _reconfigured(snapshot: Snapshot, event: ev.Reconfigured) -> Step:
             last_reconfigure=receipt,
         )
         snapshot = replace(snapshot, facts=facts)
+    if snapshot.reloading is not None:
+        ready = replace(snapshot, state=EngineState.READY, waiting=())
+        after, finished = reload.commit(ready, receipt)
+        return after, (*effects, *finished)
     if receipt.outcome != "planned" and snapshot.desired is not None:
         asked = live_spec(snapshot.desired.spec, snapshot.override)
         unified = asked.kv_unified if change.kv_unified is None else change.kv_unified

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.events import EngineProcess  # noqa: TC001 - pydantic needs it
-from llamactl_supervisor.models import Intent, Override, UpRequest, Wire
+from llamactl_supervisor.models import EngineConfig, Intent, Override, UpRequest, Wire
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,9 @@ class Saved(Wire):
     intent: Intent = Intent.DOWN
     generation: int = 0
     desired: UpRequest | None = None
+    running: UpRequest | None = None
     override: Override | None = None
+    baseline: EngineConfig | None = None
     instance_id: str | None = None
     process: EngineProcess | None = None
 

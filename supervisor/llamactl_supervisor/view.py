@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor.models import DEFAULT_HOST, EngineState, EngineStatus, Status
+from llamactl_supervisor.reload import unapplied
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.config import Paths
     from llamactl_supervisor.models import DaemonStatus, Operation, Stranger
+    from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.snapshot import Snapshot
 
 EVERY_ADDRESS = "0.0.0.0"
@@ -39,6 +40,7 @@ def status(
         daemon=daemon,
         desired=snapshot.desired,
         override=snapshot.override,
+        unapplied=unapplied(snapshot),
         engine=_engine(snapshot, paths),
         operation=operation,
         problem=snapshot.problem,
@@ -50,15 +52,15 @@ def status(
 
 
 def _engine(snapshot: Snapshot, paths: Paths) -> EngineStatus | None:
-    process, desired = snapshot.process, snapshot.desired
-    if process is None or desired is None:
+    process, running = snapshot.process, snapshot.running
+    if process is None or running is None:
         return None
-    host = DEFAULT_HOST if desired.spec.host == EVERY_ADDRESS else desired.spec.host
+    host = DEFAULT_HOST if running.spec.host == EVERY_ADDRESS else running.spec.host
     return EngineStatus(
         pid=process.engine.pid,
         holder_pid=None if process.holder is None else process.holder.pid,
         instance_id=process.instance_id,
-        url=f"http://{host}:{desired.spec.port}",
+        url=f"http://{host}:{running.spec.port}",
         socket=str(paths.engine_dir(process.instance_id) / "engine.sock"),
         adopted=process.adopted,
         geometry=snapshot.facts.geometry,

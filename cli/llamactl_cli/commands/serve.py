@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
+class LogFormat(StrEnum):
+    """How a line of the daemon's log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 def serve(
     no_resume: Annotated[
         bool,
-        typer.Option("--no-resume", help="Do not start the engine that was last asked for."),
+        typer.Option("--no-resume", help="Do not start the configured engine, or the last one."),
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Instead of LLAMACTL_CONFIG and the usual."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Lines for people, or JSON.")
+    ] = LogFormat.TEXT,
 ) -> None:
-    """Run the daemon in the foreground. It becomes this process; its log goes to stderr."""
+    """Run the daemon in the foreground. It becomes this process; its log goes to stderr.
+
+    With a model in the configuration it brings that engine up. SIGHUP is `llamactl reload`.
+    """
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "serve"]
-    os.execv(argv[0], [*argv, *(["--no-resume"] if no_resume else [])])
+    argv += ["--log-format", log_format]
+    argv += ["--no-resume"] if no_resume else []
+    argv += [] if config is None else ["--config", str(config)]
+    os.execv(argv[0], argv)

@@ -45,6 +45,10 @@ class StatusView:
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", self._drift()),
+            *(
+                ("unapplied", f"{c.field} is {text.value(c.before)}, not {text.value(c.after)}")
+                for c in status.unapplied
+            ),
             ("weights", self._weights()),
             ("ledger", f"{loads}, {status.loads_avoided} avoided by reconfiguring"),
             ("last pause", self._last_pause(None if engine is None else engine.last_reconfigure)),

@@ -115,7 +115,7 @@ def uninstall(ctx: typer.Context, user: User = None, force: Force = False) -> No
 
 
 def _scope(user: bool | None, run_as: str | None) -> Scope:
-    from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.config import load
 
     from llamactl_cli.unit_files import Scope
 
@@ -124,8 +124,8 @@ def _scope(user: bool | None, run_as: str | None) -> Scope:
     if user:
         if run_as is not None:
             raise typer.BadParameter("goes with --system only", param_hint="--run-as")
-        return Scope.user(Paths.from_env(), os.environ)
-    return Scope.system(_account(run_as))
+        return Scope.user(load())
+    return Scope.system(_account(run_as), os.environ)
 
 
 def _account(name: str | None) -> str:

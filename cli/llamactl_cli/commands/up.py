@@ -25,7 +25,7 @@ from llamactl_cli.provide import Provider, given_engine, given_model
 if TYPE_CHECKING:
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import (
-        EngineRequest,
+        EngineConfig,
         EngineStatus,
         LifecycleResult,
         Operation,
@@ -139,32 +139,32 @@ def up(
 
     Builds and fetches what is missing, and starts the daemon where none runs. The same request
     again is "already up" (exit 0); another one is refused and the differing fields are named
-    (exit 5). Without -c and -np: 16384 tokens over 2 slots.
+    (exit 5). What no flag says is taken from the configuration (`llamactl config show`), else:
+    16384 tokens over 2 slots.
     """
     from llamactl_supervisor.client import ControlClient
-    from llamactl_supervisor.models import DEFAULT_N_SEQ, LifecycleResult, UpRequest
+    from llamactl_supervisor.models import EngineRequest, LifecycleResult, UpRequest
 
     output: Output = ctx.obj
     began = time.monotonic()
     one_size(n_ctx, per_slot)
-    if per_slot is not None:
-        n_ctx = total_tokens(per_slot, n_seq or DEFAULT_N_SEQ)
     asked = {
-        "model": None if model is None else str(given_model(model)),
-        "n_ctx": n_ctx,
-        "n_seq": n_seq,
-        "kv_unified": kv_unified,
-        "host": host,
-        "port": tcp_port,
-        "api_key_file": None if api_key_file is None else str(_key_file(api_key_file)),
-        "extra_args": _options(engine_args or []),
+        "engine.model": ("--model", _absolute(model)),
+        "engine.n_ctx": ("--n-ctx", n_ctx),
+        "engine.n_seq": ("--n-seq", n_seq),
+        "engine.kv_unified": ("--kv-unified", kv_unified),
+        "engine.host": ("--host", host),
+        "engine.port": ("--port", tcp_port),
+        "engine.api_key_file": ("--api-key-file", _absolute(api_key_file)),
+        "engine.extra_args": ("--", _options(engine_args or []) or None),
+        "engine.engine_path": ("--engine", _absolute(engine)),
     }
-    spec = _spec({name: value for name, value in asked.items() if value is not None})
+    configured = _configured(asked, per_slot)
     provider = Provider(output)
-    path = provider.build().path if engine is None else given_engine(engine)
-    if model is None:
-        spec = spec.model_copy(update={"model": str(provider.default_model())})
-    request = UpRequest(spec=spec, engine_path=str(path))
+    path = configured.engine_path or str(provider.build().path)
+    model_path = configured.model or str(provider.default_model())
+    fields = configured.model_dump(exclude={"engine_path"}) | {"model": model_path}
+    request = UpRequest(spec=EngineRequest.parse(fields), engine_path=path)
     with ControlClient() as client:
         operation, started = _submit(client, request, output)
         result = waiting.follow(
@@ -175,11 +175,23 @@ def up(
     output.emit(UpView(request, result, status, provider.steps, started, total_s))
 
 
-def _spec(asked: dict[str, Any]) -> EngineRequest:
-    """Return the request, proven before anything is built; the default model comes later."""
-    from llamactl_supervisor.models import EngineRequest
+def _configured(asked: dict[str, tuple[str, Any]], per_slot: int | None) -> EngineConfig:
+    """Return the engine that flags, environment and file ask for, in this order."""
+    from llamactl_supervisor.config import Flag, load
 
-    return EngineRequest.parse({"model": "/"} | asked)
+    flags = {key: Flag(name, value) for key, (name, value) in asked.items() if value is not None}
+    if per_slot is not None:
+        n_ctx = total_tokens(per_slot, load(flags=flags).config.engine.n_seq)
+        flags["engine.n_ctx"] = Flag("--per-slot", n_ctx)
+    loaded = load(flags=flags)
+    engine = loaded.config.engine
+    if engine.model is not None:
+        given_model(Path(engine.model))
+    if engine.engine_path is not None:
+        given_engine(Path(engine.engine_path), loaded.values["engine.engine_path"].source)
+    if engine.api_key_file is not None:
+        _key_file(Path(engine.api_key_file), loaded.values["engine.api_key_file"].source)
+    return engine
 
 
 def _submit(client: ControlClient, request: UpRequest, output: Output) -> tuple[Operation, bool]:
@@ -205,7 +217,10 @@ def _options(args: list[str]) -> list[str]:
     return args
 
 
-def _key_file(path: Path) -> Path:
+def _key_file(path: Path, source: str) -> None:
     if not path.is_file():
-        raise typer.BadParameter(f"there is no file {path}", param_hint="--api-key-file")
-    return path.absolute()
+        raise typer.BadParameter(f"there is no file {path}", param_hint=source)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
