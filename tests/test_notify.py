@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from llamactl_supervisor import store
-from llamactl_supervisor.models import EngineState, Intent, Receipt
+from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.models import EngineState, Intent, Receipt, ReloadResult
 from llamactl_supervisor.notify import Notifier
 from manager import Manager
-from sandbox import WITHIN_S, Sandbox, until
+from sandbox import FAKE_ENGINE, WITHIN_S, Sandbox, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -85,6 +87,110 @@ def test_a_later_change_of_the_engine_is_a_new_text(box: Sandbox, manager: Manag
         "STATUS=stopping: 131072 tokens over 4 slots, engine pid N",
         "STATUS=stopped",
     ]
+
+
+def configured(box: Sandbox, manager: Manager, n_ctx: int, *fake: str) -> subprocess.Popen[bytes]:
+    """Start a daemon with an engine that a file configures; forget what it told of that."""
+    configure(box, n_ctx, *fake)
+    daemon = box.start("--config", str(box.root / "config.toml"))
+    manager.until("READY=1")
+    return daemon
+
+
+def configure(box: Sandbox, n_ctx: int, *fake: str) -> None:
+    """Write the file."""
+    engine = {"model": str(box.model), "engine_path": str(FAKE_ENGINE), "port": box.port}
+    engine |= {"n_ctx": n_ctx, "n_seq": 2, "extra_args": list(fake)}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in engine.items()]
+    (box.root / "config.toml").write_text("\n".join(["[engine]", *lines]))
+    (box.root / "config.toml").chmod(0o600)
+
+
+@pytest.mark.parametrize("how", ["signal", "request"])
+def test_a_reload_is_told_whoever_asked_for_it(box: Sandbox, manager: Manager, how: str) -> None:
+    daemon = configured(box, manager, 16384)
+    configure(box, 32768)
+    if how == "signal":
+        daemon.send_signal(signal.SIGHUP)
+    else:
+        box.client.reload()
+    assert manager.until("READY=1") == [
+        "RELOADING=1\nMONOTONIC_USEC=N",
+        "STATUS=reconfiguring: 16384 tokens over 2 slots, engine pid N",
+        "READY=1\nSTATUS=ready: 32768 tokens over 2 slots, engine pid N",
+    ]
+
+
+def test_a_reload_that_changes_nothing_is_told_as_well(box: Sandbox, manager: Manager) -> None:
+    configured(box, manager, 16384).send_signal(signal.SIGHUP)
+    assert manager.until("READY=1") == ["RELOADING=1\nMONOTONIC_USEC=N", READY]
+
+
+def test_a_reload_that_was_refused_says_why_in_the_status(box: Sandbox, manager: Manager) -> None:
+    daemon = configured(box, manager, 16384, "--fake-refuse", "insufficient_memory")
+    configure(box, 131072, "--fake-refuse", "insufficient_memory")
+    daemon.send_signal(signal.SIGHUP)
+    assert manager.until("READY=1") == [
+        "RELOADING=1\nMONOTONIC_USEC=N",
+        "STATUS=reconfiguring: 16384 tokens over 2 slots, engine pid N",
+        f"{READY}; reload refused: refused: insufficient_memory",
+    ]
+
+
+def test_the_clock_of_a_reload_is_the_managers(box: Sandbox, manager: Manager) -> None:
+    """It goes by it to tell this reload from an earlier one."""
+    daemon = configured(box, manager, 16384)
+    before = time.monotonic_ns() // 1000
+    daemon.send_signal(signal.SIGHUP)
+    name, _, usec = manager.message().splitlines()[1].partition("=")
+    assert name == "MONOTONIC_USEC"
+    assert before <= int(usec) <= time.monotonic_ns() // 1000
+
+
+def test_a_reload_while_the_engine_loads_does_not_make_it_ready(
+    box: Sandbox, manager: Manager
+) -> None:
+    configure(box, 16384, "--fake-load-s", "2")
+    daemon = box.start("--config", str(box.root / "config.toml"))
+    daemon.send_signal(signal.SIGHUP)
+    until(lambda: "not reloaded" in box.daemon_log())
+    said = manager.until("READY=1")
+    assert said == ["STATUS=starting", EXTEND, STARTING, EXTEND, READY]
+
+
+def test_two_reloads_at_once_come_to_the_same(box: Sandbox, manager: Manager) -> None:
+    """As systemd does it: a signal, and a request that waits for the outcome."""
+    daemon = configured(box, manager, 16384)
+    engine = psutil.Process(box.engine_pid())
+    configure(box, 32768)
+    engine.suspend()
+    daemon.send_signal(signal.SIGHUP)
+    until(lambda: box.client.status().state is EngineState.RECONFIGURING)
+    second = box.client.reload()
+    until(lambda: box.daemon_log().count("reload of") == 2)
+    engine.resume()
+    result = box.client.wait_operation(second, timeout_s=WITHIN_S).result
+    assert isinstance(result, ReloadResult)
+    assert (result.unchanged, result.applied) == (True, ())
+    status = box.client.status()
+    assert status.engine is not None
+    assert status.engine.geometry is not None
+    assert (status.engine.geometry.n_ctx, status.loads_avoided) == (32768, 1)
+
+
+def test_two_reloads_at_once_are_both_refused(box: Sandbox, manager: Manager) -> None:
+    twice = ("--fake-refuse", *["insufficient_memory"] * 2)
+    daemon = configured(box, manager, 16384, *twice)
+    engine = psutil.Process(box.engine_pid())
+    configure(box, 32768, *twice)
+    engine.suspend()
+    daemon.send_signal(signal.SIGHUP)
+    until(lambda: box.client.status().state is EngineState.RECONFIGURING)
+    second = box.client.reload()
+    engine.resume()
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(second, timeout_s=WITHIN_S)
+    assert (caught.value.code, caught.value.exit_code) == ("insufficient_memory", 5)
 
 
 def test_an_engine_that_was_given_up_is_a_daemon_that_waits_for_a_person(

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import struct
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -17,6 +16,7 @@ from llamactl_supervisor.errors import Code, error
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator, MutableMapping
+    from pathlib import Path
 
 BACKLOG = 128
 LISTEN_FD = 3
@@ -43,20 +43,30 @@ def inherited(env: MutableMapping[str, str], path: Path) -> socket.socket | None
     try:
         os.set_inheritable(LISTEN_FD, False)
         handed = socket.socket(fileno=LISTEN_FD)
-        listens = handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        name = handed.getsockname()
-        if listens and handed.family is socket.AF_UNIX and Path(name).samefile(path):
+    except OSError as exc:
+        what = f"descriptor {LISTEN_FD} ({exc.strerror})"
+    else:
+        if _listens_at(handed, path):
             handed.setblocking(False)
             return handed
-        what = f"{name!r} ({handed.family.name})"
-    except (OSError, TypeError) as exc:
-        what = f"descriptor {LISTEN_FD} ({exc})"
+        what = f"{handed.getsockname()!r} ({handed.family.name})"
+        handed.close()
     raise error(
         Code.INVALID_REQUEST,
         f"the service manager handed over {what}, which does not listen at {path}",
         hint="ListenStream= of the .socket unit and LLAMACTL_RUNTIME_DIR of the .service name "
         "the same directory",
     )
+
+
+def _listens_at(handed: socket.socket, path: Path) -> bool:
+    listens = handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if not listens or handed.family is not socket.AF_UNIX:
+        return False
+    try:
+        return path.samefile(os.fsdecode(handed.getsockname()))
+    except (OSError, ValueError):  # there is no such file; an abstract name is none
+        return False
 
 
 def bind(path: Path) -> socket.socket:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class OnFailed(StrEnum):
+    """What the daemon does with an engine that was given up."""
+
+    STAY = "stay"
+    EXIT = "exit"
 
 
 class Settings(BaseModel):
@@ -26,8 +34,8 @@ class Settings(BaseModel):
     """Upper bound of every retry's delay."""
     crashes_max: Annotated[int, Field(ge=0)] = 5
     """Retries before the engine is FAILED."""
-    on_failed: Literal["stay", "exit"] = "stay"
-    """What the daemon does once the engine is FAILED: wait for a person, or exit with status 3."""
+    on_failed: OnFailed = OnFailed.STAY
+    """Once the engine was given up: `stay` and wait for a person, or `exit` with status 3."""
     settle_s: Seconds = 180.0
     """READY for this long makes the next crash the first one again."""
     holder_exit_s: Seconds = 5.0
