@@ -117,11 +117,12 @@ def test_a_relative_name_of_the_file_is_the_same_for_the_daemon(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(home)
-    monkeypatch.chdir(home.root)
-    monkeypatch.setenv("LLAMACTL_CONFIG", "config.toml")
-    home.run("up")
-    write(home, "n_seq = 5")
-    reloaded = home.run("reload", "--json").result
+    with monkeypatch.context() as here:
+        here.chdir(home.root)
+        here.setenv("LLAMACTL_CONFIG", "config.toml")
+        home.run("up")
+        write(home, "n_seq = 5")
+        reloaded = home.run("reload", "--json").result
     assert [change["field"] for change in reloaded["applied"]] == ["engine.n_seq"]
     assert f"reload of {file} by" in home.paths.daemon_log.read_text()
 

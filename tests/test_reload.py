@@ -56,7 +56,8 @@ def reload(snapshot: Snapshot, new: Config) -> tuple[Snapshot, ReloadResult | No
         done = ev.Reconfigured(1, sent[0], DONE, "me", OVERRIDE.at)
         snapshot, more = play(snapshot, done)
         effects += more
-    (result,) = [e.result for e in effects if isinstance(e, ev.Finish)] or [None]
+    results = [effect.result for effect in effects if isinstance(effect, ev.Finish)]
+    result = results[0] if results else None
     assert result is None or isinstance(result, ReloadResult)
     asked = [change.model_dump(exclude_none=True, exclude={"dry_run"}) for change in sent]
     return snapshot, result, asked

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 from pydantic import BaseModel, ValidationError
 
 from llamactl_supervisor.errors import Code, error
-from llamactl_supervisor.fields import AbsolutePath, NCtx, parse_tokens
+from llamactl_supervisor.fields import N_SEQ_MAX, AbsolutePath, Host, NCtx, NSeq, parse_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,6 +26,12 @@ VALUE_CHARS_MAX = 80
 """How much of a bad value is repeated in its error."""
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
+_ALLOWED = (
+    (NCtx, "tokens: an integer, or a string like '128k'"),
+    (NSeq, f"integer from 1 to {N_SEQ_MAX}"),
+    (Host, "IPv4 address of this machine"),
+    (AbsolutePath, "path"),
+)
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
 
 Root = TypeVar("Root", bound=BaseModel)
@@ -85,10 +91,9 @@ class Key:
     @property
     def allowed(self) -> str:
         """What a value may be, as a person reads it."""
-        if self.kind == NCtx:
-            return "tokens: an integer, or a string like '128k'"
-        if self.kind == AbsolutePath:
-            return "path"
+        for kind, words in _ALLOWED:
+            if self.kind == kind:
+                return words
         base, bounds = _plain(self.kind)
         names = {int: "integer", float: "number", bool: "true or false", tuple: "list of strings"}
         return " ".join([names.get(base, "string"), *bounds])
