@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from llamactl_supervisor.models import EngineState
 from llamactl_supervisor.notify import USEC_PER_S
-from llamactl_supervisor.settings import OnFailed
 
 if TYPE_CHECKING:
     from llamactl_supervisor.notify import Notifier
@@ -37,8 +36,7 @@ class Announcer:
     def follow(self, snapshot: Snapshot) -> None:
         """Say what is new in `snapshot`."""
         lines: list[str] = []
-        stays = snapshot.settings.on_failed is OnFailed.STAY
-        given_up = snapshot.state is EngineState.FAILED and not stays
+        given_up = snapshot.state is EngineState.FAILED and snapshot.settings.on_failed == "exit"
         ready = self._ready or not (given_up or snapshot.state in ON_THE_WAY)
         stopping = self._stopping or snapshot.closing or snapshot.leaving
         if stopping and not self._stopping:

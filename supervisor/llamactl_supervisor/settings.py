@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class OnFailed(StrEnum):
-    """What the daemon does with an engine that was given up."""
-
-    STAY = "stay"
-    EXIT = "exit"
 
 
 class Settings(BaseModel):
@@ -34,7 +26,7 @@ class Settings(BaseModel):
     """Upper bound of every retry's delay."""
     crashes_max: Annotated[int, Field(ge=0)] = 5
     """Retries before the engine is FAILED."""
-    on_failed: OnFailed = OnFailed.STAY
+    on_failed: Literal["stay", "exit"] = "stay"
     """Once the engine was given up: `stay` and wait for a person, or `exit` with status 3."""
     settle_s: Seconds = 180.0
     """READY for this long makes the next crash the first one again."""

@@ -19,7 +19,6 @@ from llamactl_supervisor.models import (
     Problem,
     UpRequest,
 )
-from llamactl_supervisor.settings import OnFailed
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -172,7 +171,7 @@ def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Ste
     if (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
         failed = replace(gone, state=EngineState.FAILED, waiting=())
         told = tuple(ev.Fail(name, problem) for name in snapshot.waiting)
-        return failed, (*told, ev.Exit()) if snapshot.settings.on_failed is OnFailed.EXIT else told
+        return failed, (*told, ev.Exit()) if snapshot.settings.on_failed == "exit" else told
     settings = snapshot.settings
     wait_s = delay_s(crashes, jitter, base_s=settings.backoff_base_s, cap_s=settings.backoff_cap_s)
     return replace(gone, state=EngineState.CRASHED, deadline=now + wait_s), ()
