@@ -187,6 +187,16 @@ def test_reload_changes_the_live_engine(service: Service) -> None:
     assert service.systemctl("reload", SERVICE) == 0, "and a reload of nothing is one"
 
 
+def test_a_reload_behind_a_long_prompt_is_waited_for(service: Service) -> None:
+    """Longer than systemd is told to wait for a start, which is its limit for a reload too."""
+    service.install("--cpu", settings="TimeoutStartSec=2")
+    service.configure("--fake-reconfigure-s", "6")
+    service.start()
+    service.configure("--fake-reconfigure-s", "6", n_ctx=16384)
+    assert service.systemctl("reload", SERVICE) == 0
+    assert service.status()["engine"]["geometry"]["n_ctx"] == 16384
+
+
 @pytest.mark.parametrize("broken", ["file", "engine"])
 def test_a_reload_that_is_refused_fails_and_the_service_goes_on(
     service: Service, broken: str

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXTEND_EVERY_S = 1.0
 EXTEND_S = 10.0
-"""How much longer a start or a stop that goes on may take, each time it is said."""
+"""How much longer a start, a reload or a stop that goes on may take, each time it is said."""
 ON_THE_WAY = frozenset({EngineState.STARTING, EngineState.STOPPING, EngineState.CRASHED})
 """States that lead to another by themselves: ready is not said yet."""
 STATUS_CHARS_MAX = 300
@@ -46,9 +46,11 @@ class Announcer:
         status = status_text(snapshot)
         if status != self._status:
             lines.append(f"STATUS={status}")
-        # Bounded by the daemon's own patience: what has no deadline is not waited for either.
+        # Bounded by the daemon's own patience: what has no deadline is not waited for either. A
+        # reload waits as long as whoever asked for it: a long prompt delays its safe point.
         on_the_way = snapshot.state in ON_THE_WAY and snapshot.deadline is not None
-        self._extends = (stopping or not ready) and on_the_way
+        reloading = snapshot.reloading is not None
+        self._extends = reloading or ((stopping or not ready) and on_the_way)
         if not lines or self._notifier.send(*lines):
             self._ready, self._stopping, self._status = ready, stopping, status
 
