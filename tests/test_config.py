@@ -108,7 +108,7 @@ def wrong(file: Path, text: str | bytes, env: dict[str, str] | None = None) -> L
     ("text", "said", "hint"),
     [
         ("[engin]\n", "'engin' is no section", "did you mean 'engine'?"),
-        ("[zzz]\n", "'zzz' is no section", "known: daemon, engine, paths"),
+        ("[zzz]\n", "'zzz' is no section", "known: api, daemon, engine, paths"),
         ("n_ctx = 1\n", "'n_ctx' is no key outside of a section", "known: "),
         ("engine = 1\n", "engine must be a section", None),
         ("[[engine]]\n", "engine must be a section", None),
@@ -268,3 +268,12 @@ def test_the_readmes_example_is_right(file: Path) -> None:
     assert found.config.engine.model == "/home/me/models/chat.gguf"
     assert (found.config.engine.n_ctx, found.config.engine.n_seq) == (131072, 4)
     assert found.config.daemon.stop_term_s == 10
+
+
+def test_values_that_do_not_go_together_are_named_with_their_sources(file: Path) -> None:
+    file.write_text('[api]\nlisten = "127.0.0.1:9090"\n')
+    with pytest.raises(LlamactlError) as caught:
+        load({}, file=file)
+    assert caught.value.code == "config_invalid"
+    assert "[api]: to listen on 127.0.0.1:9090 needs a token_file" in caught.value.message
+    assert caught.value.hint == f"given: api.listen by file {file}, api.listen"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from llamactl_supervisor.errors import error
 from llamactl_supervisor.models import (
     DaemonStatus,
     EngineState,
+    Ledger,
     OperationKind,
     Page,
     Pages,
@@ -22,6 +24,7 @@ from llamactl_supervisor.models import (
     Slots,
     SlotState,
     Status,
+    Totals,
 )
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.snapshot import Snapshot
@@ -48,6 +51,7 @@ class FakeDaemon:
         self.commands: list[Command] = []
         self.state = EngineState.STOPPED
         self.refusal: Exception | None = None
+        self.asked: tuple[datetime | None, int] | None = None
 
     async def submit(
         self, kind: OperationKind, by: str, command: Callable[[str], Command]
@@ -87,11 +91,17 @@ class FakeDaemon:
             raise self.refusal
         return Slots(slots=(SlotState.model_validate(SLOT),))
 
-    def metrics(self) -> bytes:
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        self.asked = (since, limit)
+        return Ledger(lines=(), totals=Totals())
+
+    async def metrics(self) -> bytes:
         return b"llamactl_weight_loads_total 1.0\n"
 
-    async def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
-        yield f"{count} {follow}\n".encode()
+    async def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
+        yield f"{count} {follow} {since}\n".encode()
 
 
 @pytest.fixture
@@ -215,6 +225,10 @@ def test_a_bad_body_is_named(
         ("GET", "/v1/operations/none?wait_s=soon", 400, "invalid_request"),
         ("GET", "/v1/operations/none?wait_s=3600", 400, "invalid_request"),
         ("GET", "/v1/logs?lines=-1", 400, "invalid_request"),
+        ("GET", "/v1/ledger?since=yesterday", 400, "invalid_request"),
+        ("GET", "/v1/ledger?since=2026-01-01T00:00:00", 400, "invalid_request"),
+        ("GET", "/v1/ledger?limit=10001", 400, "invalid_request"),
+        ("GET", "/v1/logs?since=0001-01-01T00:00:00%2B14:00", 400, "invalid_request"),
         ("DELETE", "/v1/up", 405, "invalid_request"),
         ("GET", "/v1/pages/drop", 405, "invalid_request"),
         ("POST", "/v1/pages/drop", 400, "invalid_request"),
@@ -257,6 +271,13 @@ def test_a_refusal_and_a_bug_have_it_too(daemon: FakeDaemon) -> None:
     assert "hunter2" not in answer.text
 
 
+def test_the_ledger_is_asked_for_by_time_and_number(daemon: FakeDaemon) -> None:
+    answer = call(daemon, "GET", "/v1/ledger?since=2026-01-01T00:00:00Z&limit=3")
+    totals = {"weight_loads": 0, "loads_avoided": 0}
+    assert answer.json() == {"lines": [], "totals": totals}
+    assert daemon.asked == (datetime(2026, 1, 1, tzinfo=UTC), 3)
+
+
 def test_probes(daemon: FakeDaemon) -> None:
     for state in EngineState:
         daemon.state = state
@@ -264,7 +285,9 @@ def test_probes(daemon: FakeDaemon) -> None:
         ready = state in {EngineState.READY, EngineState.RECONFIGURING}
         assert call(daemon, "GET", "/readyz").status_code == (200 if ready else 503)
     assert "llamactl_weight_loads_total" in call(daemon, "GET", "/metrics").text
-    assert call(daemon, "GET", "/v1/logs?lines=7&follow=true").text == "7 True\n"
+    assert call(daemon, "GET", "/v1/logs?lines=7&follow=true").text == "7 True None\n"
+    text = call(daemon, "GET", "/v1/logs?since=2026-01-01T00:00:00%2B02:00").text
+    assert text == "200 False 2025-12-31 22:00:00+00:00\n"
 
 
 def test_the_description_knows_only_our_errors(daemon: FakeDaemon) -> None:

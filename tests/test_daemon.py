@@ -14,12 +14,15 @@ import pytest
 from llamactl_supervisor import ledger
 from llamactl_supervisor.errors import LlamactlError
 from llamactl_supervisor.models import (
+    AvoidedLine,
     EngineState,
     Intent,
     LifecycleOutcome,
     LifecycleResult,
+    LoadLine,
     OperationState,
     Receipt,
+    Totals,
 )
 from sandbox import FAKE_ENGINE, WITHIN_S, Sandbox, until
 
@@ -55,10 +58,17 @@ def test_up_ready_reconfigure_down_leaves_nothing(box: Sandbox) -> None:
     assert status.engine is not None
     assert (status.engine.pid, status.engine.geometry) == (pid, receipt.geometry)
     assert (status.weight_loads, status.loads_avoided) == (1, 1)
+    load, avoided = box.client.ledger().lines
+    assert isinstance(load, LoadLine)
+    assert isinstance(avoided, AvoidedLine)
+    assert (load.cause, load.loaded, avoided.geometry) == ("up", True, receipt.geometry)
+    assert box.client.ledger(limit=1).lines == box.client.ledger(since=avoided.at).lines
+    assert box.client.ledger(since=avoided.at).lines == (avoided,)
     assert box.client.wait_down(timeout_s=WITHIN_S).state is OperationState.SUCCEEDED
     assert daemon.wait(WITHIN_S) == 0
     assert box.leftovers() == []
-    assert ledger.totals(box.paths.ledger_file) == ledger.Totals(weight_loads=1, loads_avoided=1)
+    found = ledger.read(box.paths.ledger_file)
+    assert (found.lines, found.totals) == ((load, avoided), Totals(weight_loads=1, loads_avoided=1))
 
 
 def test_everything_is_private(box: Sandbox) -> None:

@@ -30,7 +30,8 @@ KINDS = {
     "llama-dense": ("--lora", "tiny:llama-lora"),
 }
 N_MUTATIONS, N_SETTLED = 300, 150
-GROWTH_MOST = 1.02
+N_BYTES_GROWN_MOST = 3 * 2**20
+"""The heap grows by a megabyte at a time; a page that leaks with each restore is ten times that."""
 SEED = 7
 ASK: dict[str, Any] = {"temperature": 0, "n_predict": 2, "ignore_eos": True}
 STREAM = {"temperature": 0, "n_predict": 300, "ignore_eos": True, "cache_prompt": False}
@@ -192,7 +193,7 @@ def test_files_that_lie_cost_nobody_but_their_page(
             if n == N_SETTLED:
                 settled = resident(process)
         sweep.finish(stream)
-        assert resident(process) < settled * GROWTH_MOST
+        assert resident(process) < settled + N_BYTES_GROWN_MOST
         assert min(sweep.n_taken, sweep.n_refused) > N_MUTATIONS // 10
 
 

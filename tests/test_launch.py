@@ -41,8 +41,10 @@ def test_a_directory_for_pages_that_the_user_chose_is_the_only_one(option: str) 
 
 def test_keys_travel_as_a_path() -> None:
     spec = SPEC.model_copy(update={"api_key_file": "/keys"})
-    argv = engine_argv(REQUEST.model_copy(update={"spec": spec}), None, "id", PATHS)
-    assert argv[argv.index("--api-key-file") + 1] == "/keys"
+    request = REQUEST.model_copy(update={"spec": spec})
+    argv = engine_argv(request, None, "id", PATHS, Path("/r/engine-id/api-keys"))
+    assert argv[argv.index("--api-key-file") + 1] == "/r/engine-id/api-keys"
+    assert "/keys" not in argv
 
 
 def test_no_environment_can_make_two_engines_share_a_port() -> None:

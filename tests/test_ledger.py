@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import stat
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pytest
 from llamactl_supervisor import ledger
-from llamactl_supervisor.models import Geometry
+from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.models import AvoidedLine, Geometry, Ledger, LedgerLine, LoadLine, Totals
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-LOAD = ledger.LoadLine(
+LOAD = LoadLine(
     at=AT,
     generation=1,
     cause="up",
@@ -25,7 +27,7 @@ LOAD = ledger.LoadLine(
 
 if TYPE_CHECKING:
     from pathlib import Path
-AVOIDED = ledger.AvoidedLine(
+AVOIDED = AvoidedLine(
     at=AT,
     by="me",
     pause_ms=79.5,
@@ -36,7 +38,7 @@ AVOIDED = ledger.AvoidedLine(
 
 
 def test_no_ledger_is_an_empty_one(tmp_path: Path) -> None:
-    assert ledger.totals(tmp_path / "ledger.jsonl") == ledger.Totals()
+    assert ledger.read(tmp_path / "ledger.jsonl") == Ledger(lines=(), totals=Totals())
 
 
 def test_lines_add_up(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_lines_add_up(tmp_path: Path) -> None:
     failed = LOAD.model_copy(update={"loaded": False})
     for entry in (LOAD, AVOIDED, failed, AVOIDED, AVOIDED):
         ledger.append(path, entry)
-    assert ledger.totals(path) == ledger.Totals(weight_loads=1, loads_avoided=3)
+    assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=3)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -54,4 +56,27 @@ def test_a_torn_line_costs_itself_only(tmp_path: Path) -> None:
     with path.open("a") as torn:
         torn.write('{"v":1,"kind":"load","at":"20')
     ledger.append(path, AVOIDED)
-    assert ledger.totals(path) == ledger.Totals(weight_loads=1, loads_avoided=1)
+    assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=1)
+
+
+def test_the_newest_lines_are_read_and_all_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    days: list[LedgerLine] = [
+        LOAD.model_copy(update={"at": AT + timedelta(days=day)}) for day in range(4)
+    ]
+    for entry in (*days, AVOIDED.model_copy(update={"at": AT + timedelta(days=9)})):
+        ledger.append(path, entry)
+    totals = Totals(weight_loads=4, loads_avoided=1)
+    found = ledger.read(path, limit=2)
+    assert [line.at.day for line in found.lines] == [4, 10]
+    assert isinstance(found.lines[1], AvoidedLine)
+    assert found.totals == totals
+    found = ledger.read(path, since=AT + timedelta(days=3))
+    assert [line.at.day for line in found.lines] == [4, 10]
+    assert ledger.read(path, limit=0) == Ledger(lines=(), totals=totals)
+
+
+def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LlamactlError, match=r"the ledger .* cannot be read") as raised:
+        ledger.read(tmp_path)
+    assert raised.value.code == "state_unreadable"

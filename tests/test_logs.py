@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,10 +18,10 @@ def write(path: Path, *numbers: int) -> None:
         out.writelines(f"line {number}\n" for number in numbers)
 
 
-async def collect(path: Path, count: int) -> list[str]:
-    text = b"".join(
-        [chunk async for chunk in logs.read(path, count, follow=False, until=asyncio.Event())]
-    )
+async def collect(path: Path, count: int, since: datetime | None = None) -> list[str]:
+    never = asyncio.Event()
+    chunks = logs.read(path, count, follow=False, until=never, since=since)
+    text = b"".join([chunk async for chunk in chunks])
     return text.decode().splitlines()
 
 
@@ -32,6 +33,17 @@ def test_the_last_lines_reach_over_rotated_files(tmp_path: Path, count: int) -> 
     (tmp_path / "engine.log.new").write_text("not a log\n")
     expected = [f"line {number}" for number in range(8)][max(0, 8 - count) :]
     assert asyncio.run(collect(path, count)) == expected
+
+
+def test_lines_of_an_earlier_time_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "engine.log"
+    stamps = ("2026-01-01T09:59:59.999Z", "2026-01-01T10:00:00.000Z", "2026-01-02T00:00:00.000Z")
+    (tmp_path / "engine.log.1").write_text(f"{stamps[0]} stdout a\n{stamps[1]} stdout b\n")
+    path.write_text(f"{stamps[2]} stderr c\n")
+    since = datetime.fromisoformat("2026-01-01T12:00:00+02:00")
+    assert [line[-1] for line in asyncio.run(collect(path, 10, since))] == ["b", "c"]
+    assert [line[-1] for line in asyncio.run(collect(path, 1, since))] == ["c"]
+    assert asyncio.run(collect(path, 10, since + timedelta(days=1))) == []
 
 
 def test_no_log_yet_is_no_line(tmp_path: Path) -> None:

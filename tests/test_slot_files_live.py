@@ -222,8 +222,22 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("suffix", [".ckpt", ".dft"])
+def write_version(path: Path, version: int) -> None:
+    """Make a file one of another version, of which the header has another checksum."""
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<I", content, 12, version)
+    flipped = 20 + 20 * struct.unpack_from("<I", content, 16)[0]
+    content[flipped] ^= 1
+    path.write_bytes(content)
+
+
+COSTS_A_PART = [
+    *((".dft", damage) for damage in DAMAGE),
+    *((".ckpt", damage) for damage in ("missing", "foreign")),
+]
+
+
+@pytest.mark.parametrize(("suffix", "damage"), COSTS_A_PART)
 def test_a_damaged_sidecar_costs_its_part(start: Start, suffix: str, damage: str) -> None:
     with start("qwen35-mtp", *MTP, *CHECKPOINTS) as live:
         said = hold(live)
@@ -247,6 +261,50 @@ def test_a_damaged_sidecar_costs_its_part(start: Start, suffix: str, damage: str
             assert back["n_bytes_draft"] == 0
         else:
             assert back["n_checkpoints"] == 0
+
+
+UNVOUCHED: dict[str, Callable[[Path], object]] = {
+    **{damage: DAMAGE[damage] for damage in ("empty", "torn", "corrupt")},
+    "first byte": lambda path: flip(path, 0),
+    "kind": lambda path: flip(path, 8),
+    "version damaged": lambda path: flip(path, 12),
+    "version": lambda path: write_version(path, 2),
+}
+
+
+@pytest.mark.parametrize("damage", UNVOUCHED)
+def test_a_state_that_nothing_vouches_for_is_refused(start: Start, damage: str) -> None:
+    """It might be another model's, and would be loaded: until who knows better says so."""
+    with start("qwen35-mtp", *MTP, *CHECKPOINTS) as live:
+        said = hold(live)
+        live.file(1, "save", "a")
+        control = go_on(live, 1, said)
+        UNVOUCHED[damage](live.slot_files / "a.ckpt")
+        live.erase()
+        hold(live)
+        message = refused(live.file(1, "restore", "a"), 400, "bad_file")["message"]
+        what = "was written by another version" if damage == "version" else "is damaged"
+        assert f"'a' is vouched for by nothing: 'a.ckpt' {what} (" in message
+        assert "remove 'a.ckpt' or move 'a' alone elsewhere" in message
+        assert go_on(live, 1, said) == control, "the slot has what it had"
+
+        (live.slot_files / "a.ckpt").unlink()
+        lost = live.file(0, "restore", "a").receipt["lost"]
+        assert [each["file"] for each in lost] == ["a.ckpt", "a.dft"]
+        live.file(1, "save", "a")
+        assert live.file(0, "restore", "a").receipt["lost"] == []
+
+
+@pytest.mark.parametrize("damage", ["empty", "torn", "corrupt", "first byte", "version"])
+def test_a_save_replaces_what_is_damaged(start: Start, damage: str) -> None:
+    with start("qwen35-mtp", *MTP, *CHECKPOINTS) as live:
+        said = hold(live)
+        live.file(1, "save", "a")
+        for suffix in ("", ".ckpt", ".dft"):
+            UNVOUCHED[damage](live.slot_files / f"a{suffix}")
+            assert live.file(1, "save", "a").status == 200
+            assert live.file(0, "restore", "a").receipt["lost"] == []
+        assert go_on(live, 0, said) == go_on(live, 1, said)
 
 
 def test_one_damaged_checkpoint_is_lost_alone(start: Start) -> None:
@@ -325,14 +383,57 @@ def test_a_ceiling_of_one_page_lets_it_be_saved_and_restored(start: Start) -> No
         assert "erase" in error["message"]
 
 
-def test_another_programs_file_is_not_replaced(start: Start) -> None:
-    with start("llama-dense") as live:
-        hold(live)
-        (live.slot_files / "model.ckpt").write_bytes(b"PK\x03\x04 weights of somebody")
-        error = refused(live.file(1, "save", "model"), 500, "files_failed")
-        assert "model.ckpt is another program's" in error["message"]
-        assert (live.slot_files / "model.ckpt").read_bytes().startswith(b"PK")
-        assert not (live.slot_files / "model").exists()
+FOREIGN = {
+    "archive": b"PK\x03\x04 weights of somebody",
+    "one byte": b"x",
+    "seven bytes": b"\x89llpagE",
+    "eight bytes": b"\x89llpage\r",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("suffix", ["", ".ckpt", ".lora", ".dft"])
+def test_another_programs_file_is_not_replaced(
+    shared: LiveEngine, suffix: str, content: bytes
+) -> None:
+    theirs = shared.slot_files / f"model{suffix}"
+    theirs.write_bytes(content)
+    before = names(shared)
+    answers = shared.file(0, "save", "model"), shared.spill("kept", filename="model")
+    for answer in answers:
+        error = refused(answer, 500, "files_failed")
+        assert f"{theirs} is another program's" in error["message"]
+    assert (names(shared), theirs.read_bytes()) == (before, content)
+    theirs.unlink()
+    assert shared.spill("kept", filename="model").status == 200
+    for path in shared.slot_files.glob("model*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("suffix", ["", ".ckpt", ".lora", ".dft"])
+def test_what_is_nobodys_is_replaced(shared: LiveEngine, suffix: str) -> None:
+    """An empty file has no owner; the begin of one of ours has been cut off."""
+    for content in (b"", MAGIC[:3]) if suffix else (b"", struct.pack("<I", 0x67677371)):
+        (shared.slot_files / f"model{suffix}").write_bytes(content)
+        assert shared.spill("kept", filename="model").status == 200
+        assert shared.file(1, "restore", "model").receipt["lost"] == []
+        for path in shared.slot_files.glob("model*"):
+            path.unlink()
+
+
+def test_a_state_with_a_damaged_head_is_replaced_where_sidecars_say_whose_it_is(
+    shared: LiveEngine,
+) -> None:
+    assert shared.spill("kept", filename="a").status == 200
+    flip(shared.slot_files / "a", 0)
+    ckpt = (shared.slot_files / "a.ckpt").read_bytes()
+    (shared.slot_files / "a.ckpt").unlink()
+    error = refused(shared.spill("kept", filename="a"), 500, "files_failed")
+    assert f"{shared.slot_files / 'a'} is another program's" in error["message"]
+    (shared.slot_files / "a.ckpt").write_bytes(bytes(16) + ckpt[16:])
+    assert shared.spill("kept", filename="a").status == 200
+    assert (shared.slot_files / "a.ckpt").read_bytes() == ckpt
+    assert shared.file(1, "restore", "a").receipt["lost"] == []
 
 
 def test_a_state_that_was_cut_off_is_refused(start: Start) -> None:
@@ -369,16 +470,20 @@ def test_a_file_without_sidecars_is_taken_as_it_always_was(start: Start) -> None
         assert go_on(live, 0, said) == control
 
 
-def test_sidecars_of_another_file_are_not_used(start: Start) -> None:
-    with start("llama-dense", *LORA) as live:
-        none: dict[str, Any] = {"lora": [{"id": 0, "scale": 0}]}
-        hold(live, **none)
+def test_a_state_of_another_size_is_refused_until_its_sidecar_is_gone(start: Start) -> None:
+    with start("llama-dense") as live:
+        hold(live)
         live.file(1, "save", "a")
-        live.ask("/completion", **ASK, **none, prompt=PROMPT[:50], id_slot=1)
+        live.ask("/completion", **ASK, prompt=PROMPT[:50], id_slot=1)
         live.file(1, "save", "b")
+        written, there = ((live.slot_files / name).stat().st_size for name in ("a", "b"))
         (live.slot_files / "a").write_bytes((live.slot_files / "b").read_bytes())
+        message = refused(live.file(0, "restore", "a"), 400, "bad_file")["message"]
+        assert f"it has {there} bytes, {written} were written with 'a.ckpt'" in message
+        assert "remove 'a.ckpt' to load it unchecked" in message
+        (live.slot_files / "a.ckpt").unlink()
         back = live.file(0, "restore", "a").receipt
-        assert back["lost"] == [{"file": "a.ckpt", "why": "it was written with another 'a'"}]
+        assert back["lost"] == [{"file": "a.ckpt", "why": "it is missing"}]
         assert back["n_restored"] == 50 + 15
 
 

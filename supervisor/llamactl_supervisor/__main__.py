@@ -43,7 +43,7 @@ class _Json(logging.Formatter):
 
 
 def main() -> int:
-    """Serve or reap, and return the process's exit code."""
+    """Serve, reap or describe, and return the process's exit code."""
     arguments = _parser().parse_args()
     os.umask(0o077)
     handler = logging.StreamHandler(sys.stderr)
@@ -66,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
     common.add_argument("--log-format", choices=("text", "json"), default="text")
     commands = parser.add_subparsers(required=True)
+    published = commands.add_parser("describe", help="print what is published about the daemon")
+    published.add_argument("what", choices=("openapi", "metrics"))
+    published.set_defaults(work=_describe, log_format="text")
     serve = commands.add_parser("serve", parents=[common], help="run the daemon")
     serve.add_argument(
         "--no-resume",
@@ -78,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     reap.add_argument("--user", action="store_true", help="of the user's own systemd")
     reap.set_defaults(work=_reap)
     return parser
+
+
+def _describe(arguments: argparse.Namespace) -> ExitCode:
+    from llamactl_supervisor import describe
+
+    sys.stdout.write(getattr(describe, arguments.what)())
+    return ExitCode.OK
 
 
 def _serve(arguments: argparse.Namespace) -> ExitCode:

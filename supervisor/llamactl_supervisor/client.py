@@ -25,6 +25,7 @@ from llamactl_supervisor.config import daemon_env, load_paths
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
+    Ledger,
     Operation,
     OperationState,
     PageDropRequest,
@@ -43,6 +44,7 @@ from llamactl_supervisor.paths import make_private_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+    from datetime import datetime
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
@@ -186,6 +188,16 @@ class ControlClient:
         """Return the engine's slots; a sleeping engine is woken and loads its weights."""
         return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
 
+    def ledger(self, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
+        """Return the ledger's newest `limit` lines from `since` (with a time zone) on.
+
+        The newest is last; without a limit they are as many as the daemon gives at most. The
+        totals are over the whole ledger.
+        """
+        given = {"since": None if since is None else since.isoformat(), "limit": limit}
+        query = urlencode({name: value for name, value in given.items() if value is not None})
+        return self._call(Ledger, "GET", f"/v1/ledger?{query}")
+
     def _page(self, verb: str, request: PageDropRequest | PageFileRequest) -> Operation:
         return self._call(Operation, "POST", f"/v1/pages/{verb}", body=request.model_dump())
 
@@ -237,13 +249,18 @@ class ControlClient:
         finally:
             os.close(daemon_fd)
 
-    def logs(self, *, lines: int = 200, follow: bool = False) -> Generator[str, None, None]:
+    def logs(
+        self, *, lines: int = 200, follow: bool = False, since: datetime | None = None
+    ) -> Generator[str, None, None]:
         """Yield the engine's last log lines, without line ends; `follow` yields new ones for ever.
 
+        `since`, with a time zone, leaves older ones out.
         A line is `<UTC time> <stdout|stderr> <what the engine wrote>`.
         """
-        query = urlencode({"lines": lines, "follow": str(follow).lower()})
-        path = f"/v1/logs?{query}"
+        asked = {"lines": lines, "follow": str(follow).lower()}
+        if since is not None:
+            asked["since"] = since.isoformat()
+        path = f"/v1/logs?{urlencode(asked)}"
         with closing(self._connect(None if follow else ANSWER_S)) as connection:
             answer = self._ask(connection, "GET", path)
             try:

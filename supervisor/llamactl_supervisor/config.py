@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 from pydantic import BaseModel, ConfigDict
 
+from llamactl_supervisor.api_settings import ApiSettings
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.fields import AbsolutePath  # noqa: TC001 - pydantic needs it
 from llamactl_supervisor.models import EngineConfig
@@ -57,6 +58,7 @@ class Config(BaseModel):
 
     engine: EngineConfig = EngineConfig()
     daemon: Settings = Settings()
+    api: ApiSettings = ApiSettings()
     paths: Directories = Directories()
 
 

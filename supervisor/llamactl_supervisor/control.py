@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
+from pydantic import AfterValidator, AwareDatetime
 from starlette.exceptions import HTTPException
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor.errors import Code, LlamactlError, http_status
+from llamactl_supervisor.errors import Code, LlamactlError, error, http_status
 from llamactl_supervisor.fields import validation_error
 from llamactl_supervisor.models import (
+    Ledger,
     Operation,
     OperationKind,
     PageDropRequest,
@@ -29,17 +33,49 @@ from llamactl_supervisor.models import (
 from llamactl_supervisor.snapshot import SERVING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from llamactl_supervisor.events import Command
 
 WAIT_S_MAX = 60.0
 LOG_LINES_MAX = 100_000
+LEDGER_LINES_MAX = 10_000
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PROBLEM_TYPE = "application/problem+json"
+_PROBLEM = {PROBLEM_TYPE: {"schema": {"$ref": f"#/components/schemas/{Problem.__name__}"}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "Declined; `code` says why"},
-    "5XX": {"model": Problem, "description": "Went wrong; `code` says how"},
+    "4XX": {"content": _PROBLEM, "description": "Declined; `code` says why"},
+    "5XX": {"content": _PROBLEM, "description": "Went wrong; `code` says how"},
 }
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The state"}
+}
+_DESCRIPTION = f"""\
+Control of one llama-server. It is on a unix socket for its own user, and over TCP with a bearer
+token where that is asked for. A mutation answers 202 with an operation, which goes on whoever hangs
+up; `GET /v1/operations/{{operation_id}}?wait_s=60` waits for its end.
+
+Every error is a `Problem` (`{PROBLEM_TYPE}`). What went wrong after the 202 is the
+operation's `error`, of the same shape. The codes, with their HTTP status:
+
+"""
+
+
+# It describes the token only: `guard` asks for it, before anything reaches the application.
+_BEARER = HTTPBearer(
+    auto_error=False, scheme_name="token", description="Over TCP; not on the unix socket"
+)
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is before the year 1 or after the year 9999 in UTC") from None
+
+
+Since = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time with its zone, taken to UTC."""
 
 
 class Supervisor(Protocol):
@@ -62,22 +98,44 @@ class Supervisor(Protocol):
     async def slots(self) -> Slots:
         """Return the engine's slots, or raise why it cannot be asked."""
 
-    def metrics(self) -> bytes:
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        """Return the newest lines of the ledger, or raise why it cannot be read."""
+
+    async def metrics(self) -> bytes:
         """Return the metrics text."""
 
-    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+    def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
         """Yield the engine's log."""
 
 
 def create_app(daemon: Supervisor, version: str) -> FastAPI:
     """Return the application; `/openapi.json` describes it."""
-    app = FastAPI(title="llamactl", version=version, docs_url=None, redoc_url=None)
+    codes = "\n".join(f"- `{code}` {http_status(error(code, ''))}" for code in Code)
+    app = FastAPI(
+        title="llamactl",
+        version=version,
+        description=_DESCRIPTION + codes,
+        dependencies=[Depends(_BEARER)],
+        docs_url=None,
+        redoc_url=None,
+    )
     _errors(app)
     _mutations(app, daemon)
     _config(app, daemon)
     _pages(app, daemon)
     _page_files(app, daemon)
     _reads(app, daemon)
+    _probes(app, daemon)
+    return app
+
+
+def create_probes(daemon: Supervisor) -> FastAPI:
+    """Return what a listener without a token serves: three reads without anybody's data."""
+    app = FastAPI(openapi_url=None)
+    _errors(app)
+    _probes(app, daemon)
     return app
 
 
@@ -204,35 +262,47 @@ def _reads(app: FastAPI, daemon: Supervisor) -> None:
         """One operation, at its end or after `wait_s` seconds."""
         return await daemon.wait(operation_id, wait_s)
 
+    @app.get("/v1/ledger", responses=_PROBLEMS)
+    async def ledger(
+        since: Since | None = None,
+        limit: Annotated[int, Query(ge=0, le=LEDGER_LINES_MAX)] = LEDGER_LINES_MAX,
+    ) -> Ledger:
+        """Weight loads and loads avoided since then, the newest last; the sums are over all."""
+        return await daemon.ledger(since, limit)
+
     @app.get("/v1/logs", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def logs(
-        lines: Annotated[int, Query(ge=0, le=LOG_LINES_MAX)] = 200, follow: bool = False
+        lines: Annotated[int, Query(ge=0, le=LOG_LINES_MAX)] = 200,
+        follow: bool = False,
+        since: Since | None = None,
     ) -> StreamingResponse:
         """The engine's last lines: UTC time, stream, text. `follow` goes on with new ones."""
-        text = daemon.log_lines(lines, follow=follow)
+        text = daemon.log_lines(lines, follow=follow, since=since)
         return StreamingResponse(text, media_type="text/plain; charset=utf-8")
 
-    @app.get("/livez", response_class=PlainTextResponse)
+
+def _probes(app: FastAPI, daemon: Supervisor) -> None:
+    @app.get("/livez", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def livez() -> str:
         """The daemon's loop turns."""
         return "ok\n"
 
-    @app.get("/readyz", response_class=PlainTextResponse, responses={503: {"content": {}}})
+    @app.get("/readyz", response_class=PlainTextResponse, responses=_PROBLEMS | _NOT_READY)
     async def readyz() -> PlainTextResponse:
         """The engine serves; a reconfigure does not interrupt that."""
         state = daemon.status().state
         return PlainTextResponse(f"{state}\n", status_code=200 if state in SERVING else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=_PROBLEMS)
     async def metrics() -> Response:
-        """Prometheus metrics of the daemon."""
-        return Response(daemon.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Prometheus metrics of the daemon and, if it answers in time, of the engine."""
+        return Response(await daemon.metrics(), media_type=EXPOSITION_TYPE)
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(LlamactlError)
     async def ours(_: Request, exc: LlamactlError) -> JSONResponse:
-        return _problem(Problem.of(exc), http_status(exc))
+        return problem_response(exc)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, exc: RequestValidationError) -> JSONResponse:
@@ -242,13 +312,22 @@ def _errors(app: FastAPI) -> None:
     async def http(request: Request, exc: HTTPException) -> JSONResponse:
         code = Code.NOT_FOUND if exc.status_code == 404 else Code.INVALID_REQUEST
         message = f"{request.method} {request.url.path}: {exc.detail}"
-        return _problem(Problem(code=code, message=message), exc.status_code)
+        answer = _problem(Problem(code=code, message=message), exc.status_code)
+        answer.headers.update(exc.headers or {})
+        return answer
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, exc: Exception) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {type(exc).__name__} in the daemon"
         problem = Problem(code=Code.INTERNAL, message=message, hint="see the daemon's log")
         return _problem(problem, 500)
+
+
+def problem_response(exc: LlamactlError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the answer that reports `exc`."""
+    answer = _problem(Problem.of(exc), http_status(exc))
+    answer.headers.update(headers or {})
+    return answer
 
 
 def _problem(problem: Problem, status: int) -> JSONResponse:

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from llamactl_supervisor import activation, ledger, logs, reload, store, view
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import listener, logs, reload, store, view
 from llamactl_supervisor.announcer import Announcer
 from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.config import config_refused
-from llamactl_supervisor.control import create_app
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 from llamactl_supervisor.launch import instance_id
+from llamactl_supervisor.listeners import Listeners
 from llamactl_supervisor.models import (
     DaemonStatus,
     EngineState,
@@ -30,16 +30,23 @@ from llamactl_supervisor.models import (
 from llamactl_supervisor.notify import Notifier
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
+from llamactl_supervisor.scrape import Scrape
 from llamactl_supervisor.snapshot import IDLE, Snapshot
 from llamactl_supervisor.state import reduce
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from llamactl_supervisor.config import Loaded
     from llamactl_supervisor.engine import EngineClient
-    from llamactl_supervisor.models import Operation, OperationResult, Pages, Slots, Status
+    from llamactl_supervisor.models import (
+        Ledger,
+        Operation,
+        OperationResult,
+        Pages,
+        Slots,
+        Status,
+    )
 
 log = logging.getLogger("llamactl.daemon")
 
@@ -60,6 +67,7 @@ class Daemon:
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
         self._records = Records(paths.ledger_file)
+        self._scrape = Scrape(self._records.metrics, lambda: self._snapshot, self._engine)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
@@ -79,28 +87,32 @@ class Daemon:
         An engine that still runs is adopted in any case. Returns NOT_RUNNING after an engine that
         was given up. Raises `daemon_running`, `state_unreadable`, `insecure_directory`,
         `config_invalid` when the configuration names a model and nothing names a llama-server, and
-        `invalid_request` for a control socket that is not ours.
+        what `activation.inherited` and `Listeners` raise.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
         try:
-            handed = listener.inherited(os.environ, self._paths.control_socket)
+            self._load()
+            handed = activation.inherited(os.environ, self._paths.control_socket)
+            listeners = Listeners(
+                *(self, self._version, self._paths.control_socket, handed),
+                *(self._loaded.config.api, self._loaded.config.daemon.close_s),
+            )
             await self._take_over(resume=resume)
-            await self._serve(handed)
+            await self._serve(listeners)
         finally:
             self._notifier.close()
             os.close(lock)
         failed = self._snapshot.state is EngineState.FAILED and not self._snapshot.closing
         return ExitCode.NOT_RUNNING if failed else ExitCode.OK
 
-    async def _take_over(self, *, resume: bool) -> None:
+    def _load(self) -> None:
         self._saved, aside = store.load(self._paths.state_file)
         if aside is not None:
             log.error("state file made no sense; set aside as %s, starting afresh", aside)
-        config = self._loaded.config
         self._snapshot = Snapshot(
             seed=uuid4(),
-            settings=config.daemon,
+            settings=self._loaded.config.daemon,
             intent=self._saved.intent,
             generation=self._saved.generation,
             desired=self._saved.desired,
@@ -108,6 +120,9 @@ class Daemon:
             override=self._saved.override,
             baseline=self._saved.baseline,
         )
+
+    async def _take_over(self, *, resume: bool) -> None:
+        config = self._loaded.config
         found = self._effects.find(self._saved)
         if found is not None:
             log.info("adopting engine pid=%d instance=%s", found.engine.pid, found.instance_id)
@@ -128,18 +143,13 @@ class Daemon:
                 hint="`llamactl build` prints the path of one",
             )
 
-    async def _serve(self, handed: socket.socket | None) -> None:
-        control = handed or listener.bind(self._paths.control_socket)
-        server = listener.Server(
-            create_app(self, self._version), self._loaded.config.daemon.close_s
-        )
-        serving = asyncio.create_task(server.serve(sockets=[control]))
+    async def _serve(self, listeners: Listeners) -> None:
+        listeners.start()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
         loop.add_signal_handler(signal.SIGUSR2, self._queue.put_nowait, ev.HandOver())
         loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload, signal.SIGHUP.name)
-        log.info("control socket=%s pid=%d", self._paths.control_socket, os.getpid())
         self._start(self._announcer.keep_alive())
         self._announcer.follow(self._snapshot)
         try:
@@ -149,12 +159,10 @@ class Daemon:
             await self._operations.told(self._snapshot.settings.close_s)
         finally:
             self._ending.set()
-            if handed is None:  # the one that was handed over is where its owner expects it
-                self._paths.control_socket.unlink(missing_ok=True)
+            listeners.vanish()
             for future in self._accepted.values():
                 future.set_exception(error(Code.SHUTTING_DOWN, "the daemon is shutting down"))
-            server.should_exit = True
-            await serving
+            await listeners.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -185,7 +193,7 @@ class Daemon:
         for name in after.waiting:
             self._operations.progress(name, f"the engine is {after.state}")
         if before.state is not after.state:
-            self._records.state(before.state, after)
+            self._records.state(before, after)
             log.info(
                 "state=%s from=%s event=%s generation=%d crashes=%d",
                 *(after.state, before.state, type(event).__name__),
@@ -225,8 +233,8 @@ class Daemon:
                 by = [self._by(name) for name in self._snapshot.waiting[:1]] or ["daemon"]
                 self._records.spawned(effect, by[0])
                 self._start(self._effects.spawn(effect, self._unsaved))
-            case ev.Watch() if self._snapshot.running is not None:
-                self._start(self._effects.watch(effect, self._snapshot.running.spec))
+            case ev.Watch():
+                self._start(self._effects.watch(effect))
             case ev.Signal():
                 self._effects.signal(effect)
             case ev.SendReconfigure():
@@ -363,10 +371,19 @@ class Daemon:
         assert process is not None
         return self._effects.client(process)
 
-    def metrics(self) -> bytes:
-        """Return the metrics text."""
-        return self._records.metrics.text()
+    async def ledger(self, since: datetime | None, limit: int) -> Ledger:
+        """Return the newest lines of the ledger; raises `state_unreadable`."""
+        return await asyncio.to_thread(
+            ledger.read, self._paths.ledger_file, since=since, limit=limit
+        )
 
-    def log_lines(self, count: int, *, follow: bool) -> AsyncIterator[bytes]:
+    async def metrics(self) -> bytes:
+        """Return the metrics text, the engine's part included if it answers."""
+        return await self._scrape.text()
+
+    def log_lines(
+        self, count: int, *, follow: bool, since: datetime | None
+    ) -> AsyncIterator[bytes]:
         """Yield the engine's log; a follower ends with the daemon."""
-        return logs.read(self._paths.engine_log, count, follow=follow, until=self._ending)
+        path, until = self._paths.engine_log, self._ending
+        return logs.read(path, count, follow=follow, since=since, until=until)

@@ -13,11 +13,10 @@ import os
 import random
 import signal
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import instances, launch, ports, process
+from llamactl_supervisor import instances, keys, launch, ports, process
 from llamactl_supervisor.engine import EngineClient
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.models import Problem, Stranger
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llamactl_supervisor.events import EngineFacts, EngineProcess, Event
-    from llamactl_supervisor.models import EngineRequest, FileReceipt, PageReceipt, Receipt
+    from llamactl_supervisor.models import FileReceipt, PageReceipt, Receipt
     from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.settings import Settings
     from llamactl_supervisor.store import Saved
@@ -111,12 +110,9 @@ class Effects:
             )
         spec = effect.request.spec
         await ports.check_free(spec.host, spec.port)
-        argv = launch.engine_argv(effect.request, effect.override, effect.instance_id, self._paths)
-        order = launch.holder_order(
-            argv, os.environ, effect.instance_id, self._paths, self._settings
-        )
         try:
             instances.create(self._paths, effect.instance_id)
+            order = await asyncio.to_thread(self._order, effect)
             holder, errno = await asyncio.to_thread(process.start_holder, order)
         except OSError as exc:
             raise error(
@@ -136,17 +132,25 @@ class Effects:
         self._holders[effect.instance_id] = holder
         return started
 
+    def _order(self, effect: ev.Spawn) -> dict[str, Any]:
+        """Return what the holder is told; the engine's keys are in their file then."""
+        name, paths = effect.instance_id, self._paths
+        users = effect.request.spec.api_key_file
+        file = keys.write(paths.engine_dir(name), users, os.environ)
+        argv = launch.engine_argv(effect.request, effect.override, name, paths, file)
+        return launch.holder_order(argv, os.environ, name, paths, self._settings)
+
     def signal(self, effect: ev.Signal) -> None:
         """Signal the engine, if it is still that engine."""
         number = _SIGNALS[effect.step]
         sent = process.send(effect.process.engine, number)
         log.info("signal=%s pid=%d sent=%s", number.name, effect.process.engine.pid, sent)
 
-    async def watch(self, effect: ev.Watch, spec: EngineRequest) -> None:
+    async def watch(self, effect: ev.Watch) -> None:
         """Wait for the engine's health and for its end; then collect how it ended."""
         name, generation = effect.process.instance_id, effect.generation
-        socket = self._paths.engine_dir(name) / "engine.sock"
-        client = EngineClient(effect.process, socket, await asyncio.to_thread(_api_key, spec))
+        directory = self._paths.engine_dir(name)
+        client = EngineClient(effect.process, directory / "engine.sock", keys.ours(directory))
         self._clients[name] = client
         engine = Process.open(effect.process.engine)
         holder = asyncio.create_task(self._watch_holder(effect))
@@ -251,14 +255,3 @@ class Effects:
             return await client.props()
         except LlamactlError:
             return None
-
-
-def _api_key(spec: EngineRequest) -> str | None:
-    """Return the first key of the user's key file, for our own requests; never logged or shown."""
-    if spec.api_key_file is None:
-        return None
-    try:
-        lines = Path(spec.api_key_file).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return next((line for line in lines if line.strip()), None)

@@ -1,4 +1,4 @@
-"""The engine over its private socket: its health, its properties, its reconfigure, its pages."""
+"""The engine over its private socket: health, properties, reconfigure, pages, metrics."""
 
 from __future__ import annotations
 
@@ -164,6 +164,13 @@ class EngineClient:
         """Return the slots and the parked ones. Wakes a sleeping engine."""
         status, body = await self._ask("GET", "/slots", timeout_s=ENGINE_READ_S)
         return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
+
+    async def metrics(self) -> bytes:
+        """Return the Prometheus exposition. Wakes nothing, but begins its averages anew."""
+        status, body = await self._ask("GET", "/metrics", timeout_s=PROBE_S)
+        if status != httpx.codes.OK:
+            raise self._broken("/metrics", status, body)
+        return body
 
     async def _page(
         self, shape: type[_PageShape], slot: int, query: dict[str, str], wanted: object = None

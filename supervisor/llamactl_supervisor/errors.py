@@ -48,6 +48,11 @@ class Code(StrEnum):
 
     DAEMON_UNREACHABLE = "daemon_unreachable"
 
+    # Over TCP only: who asks, and by which name.
+    FORBIDDEN = "forbidden"
+    HOST_REFUSED = "host_refused"
+    UNAUTHORIZED = "unauthorized"
+
     CONFLICT = "conflict"
     CONFIG_REFUSED = "config_refused"
     DAEMON_RUNNING = "daemon_running"
@@ -178,6 +183,9 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.ENGINE_STOPPED: NotRunningError,
     Code.NO_SPEC: NotRunningError,
     Code.DAEMON_UNREACHABLE: DaemonUnreachableError,
+    Code.FORBIDDEN: RefusedError,
+    Code.HOST_REFUSED: RefusedError,
+    Code.UNAUTHORIZED: RefusedError,
     Code.CONFLICT: RefusedError,
     Code.CONFIG_REFUSED: RefusedError,
     Code.DAEMON_RUNNING: RefusedError,
@@ -230,6 +238,9 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
 
 # Where the HTTP status is finer than the class: the engine's own statuses, and a plain 404.
 _STATUSES: dict[Code, int] = {
+    Code.FORBIDDEN: 403,
+    Code.HOST_REFUSED: 421,
+    Code.UNAUTHORIZED: 401,
     Code.INVALID_GEOMETRY: 400,
     Code.PAGE_OUT_FAILED: 500,
     Code.CONTEXT_BUILD_FAILED: 503,

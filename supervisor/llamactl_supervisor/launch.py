@@ -9,6 +9,7 @@ from llamactl_supervisor.fields import option_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from llamactl_supervisor.models import EngineRequest, Override, UpRequest
     from llamactl_supervisor.paths import Paths
@@ -38,9 +39,16 @@ def live_spec(spec: EngineRequest, override: Override | None) -> EngineRequest:
 
 
 def engine_argv(
-    request: UpRequest, override: Override | None, instance: str, paths: Paths
+    request: UpRequest,
+    override: Override | None,
+    instance: str,
+    paths: Paths,
+    keys: Path | None = None,
 ) -> list[str]:
-    """Return the engine's whole command line. No secret is ever part of it."""
+    """Return the engine's whole command line. No secret is ever part of it.
+
+    `keys` is the file with the user's API keys and ours, where the engine is to ask for one.
+    """
     spec = live_spec(request.spec, override)
     socket = paths.engine_dir(instance) / "engine.sock"
     argv = [request.engine_path, "--model", spec.model]
@@ -51,8 +59,8 @@ def engine_argv(
     argv += ["--instance-id", instance, "--admin-private", "--metrics"]
     if _PAGES_OPTION not in map(option_name, spec.extra_args):
         argv += [_PAGES_OPTION, f"{paths.pages}/"]
-    if spec.api_key_file is not None:
-        argv += ["--api-key-file", spec.api_key_file]
+    if keys is not None:
+        argv += ["--api-key-file", str(keys)]
     return [*argv, *spec.extra_args]
 
 

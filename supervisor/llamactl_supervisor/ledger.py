@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime  # noqa: TC003 - pydantic reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections import deque
+from typing import TYPE_CHECKING
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from llamactl_supervisor.models import Geometry, Wire
+from llamactl_supervisor.errors import Code, error
+from llamactl_supervisor.models import AvoidedLine, Ledger, LedgerLine, LoadLine, Totals
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
-
-class LoadLine(Wire):
-    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`."""
-
-    v: Literal[1] = 1
-    kind: Literal["load"] = "load"
-    at: datetime
-    generation: int
-    cause: str
-    by: str
-    loaded: bool
-    load_s: float
-    model: str
-    model_bytes: int | None
-    n_ctx: int
-    n_seq: int
+_LINE: TypeAdapter[LedgerLine] = TypeAdapter(LedgerLine)
 
 
-class AvoidedLine(Wire):
-    """A reconfigure took the place of a relaunch."""
-
-    v: Literal[1] = 1
-    kind: Literal["avoided"] = "avoided"
-    at: datetime
-    by: str
-    pause_ms: float
-    tokens_held: int
-    previous: Geometry
-    geometry: Geometry
-
-
-_LINE: TypeAdapter[LoadLine | AvoidedLine] = TypeAdapter(
-    Annotated[LoadLine | AvoidedLine, Field(discriminator="kind")]
-)
-
-
-class Totals(Wire):
-    """Sums over the whole ledger."""
-
-    weight_loads: int = 0
-    loads_avoided: int = 0
-
-
-def append(path: Path, line: LoadLine | AvoidedLine) -> None:
+def append(path: Path, line: LedgerLine) -> None:
     """Append durably. Raises OSError: the engine goes on, the caller counts what is missing."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -68,23 +30,29 @@ def append(path: Path, line: LoadLine | AvoidedLine) -> None:
         os.close(fd)
 
 
-def totals(path: Path) -> Totals:
-    """Count the ledger; a line that was torn by a crash counts for nothing."""
+def read(path: Path, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
+    """Return the newest `limit` lines that are not older than `since`, and the sums over all.
+
+    A line that was torn by a crash counts for nothing. Raises `state_unreadable`.
+    """
+    lines: deque[LedgerLine] = deque(maxlen=limit)
     loads = avoided = 0
     try:
-        with path.open("rb") as lines:
-            for text in lines:
-                match _parse(text):
-                    case LoadLine(loaded=True):
-                        loads += 1
-                    case AvoidedLine():
-                        avoided += 1
+        with path.open("rb") as texts:
+            for text in texts:
+                line = _parse(text)
+                loads += isinstance(line, LoadLine) and line.loaded
+                avoided += isinstance(line, AvoidedLine)
+                if line is not None and (since is None or line.at >= since):
+                    lines.append(line)
     except FileNotFoundError:
         pass
-    return Totals(weight_loads=loads, loads_avoided=avoided)
+    except OSError as exc:
+        raise error(Code.STATE_UNREADABLE, f"the ledger {path} cannot be read: {exc}") from exc
+    return Ledger(lines=tuple(lines), totals=Totals(weight_loads=loads, loads_avoided=avoided))
 
 
-def _parse(text: bytes) -> LoadLine | AvoidedLine | None:
+def _parse(text: bytes) -> LedgerLine | None:
     try:
         return _LINE.validate_json(text)
     except ValidationError:

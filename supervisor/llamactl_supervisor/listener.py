@@ -1,4 +1,4 @@
-"""The control socket: bound by us or handed over, open to our own uid, on the daemon's own loop."""
+"""The control API's sockets: bound by us, the unix one at 0600 and open to our own uid alone."""
 
 from __future__ import annotations
 
@@ -15,58 +15,14 @@ from llamactl_supervisor.errors import Code, error
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from llamactl_supervisor.api_settings import Address
+
 BACKLOG = 128
-LISTEN_FD = 3
-"""The first descriptor that a service manager hands over, sd_listen_fds(3)."""
-
-
-def inherited(env: MutableMapping[str, str], path: Path) -> socket.socket | None:
-    """Return the socket that the service manager listens on for us, if it does.
-
-    Takes the LISTEN_ variables out of `env`: they are meant for this process. Raises
-    `invalid_request` where what was handed over is not one socket that listens at `path`: clients
-    would look for the daemon in vain.
-    """
-    count, pid = env.pop("LISTEN_FDS", ""), env.pop("LISTEN_PID", "")
-    env.pop("LISTEN_FDNAMES", None)
-    if not count or pid != str(os.getpid()):
-        return None
-    if count != "1":
-        raise error(
-            Code.INVALID_REQUEST,
-            f"LISTEN_FDS={count!r}: one socket is expected of the service manager",
-            hint="the .socket unit has one ListenStream=",
-        )
-    try:
-        os.set_inheritable(LISTEN_FD, False)
-        handed = socket.socket(fileno=LISTEN_FD)
-    except OSError as exc:
-        what = f"descriptor {LISTEN_FD} ({exc.strerror})"
-    else:
-        if _listens_at(handed, path):
-            handed.setblocking(False)
-            return handed
-        what = f"{handed.getsockname()!r} ({handed.family.name})"
-        handed.close()
-    raise error(
-        Code.INVALID_REQUEST,
-        f"the service manager handed over {what}, which does not listen at {path}",
-        hint="ListenStream= of the .socket unit and LLAMACTL_RUNTIME_DIR of the .service name "
-        "the same directory",
-    )
-
-
-def _listens_at(handed: socket.socket, path: Path) -> bool:
-    listens = handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    if not listens or handed.family is not socket.AF_UNIX:
-        return False
-    try:
-        return path.samefile(os.fsdecode(handed.getsockname()))
-    except (OSError, ValueError):  # there is no such file; an abstract name is none
-        return False
+CONNECTIONS_MAX = 64
+"""Most connections at once to each TCP address."""
 
 
 def bind(path: Path) -> socket.socket:
@@ -81,6 +37,34 @@ def bind(path: Path) -> socket.socket:
     control.listen(BACKLOG)
     control.setblocking(False)
     return control
+
+
+def bind_tcp(address: Address) -> socket.socket:
+    """Bind the address. Raises `daemon_start_failed`."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError as exc:
+        listening.close()
+        raise error(
+            Code.DAEMON_START_FAILED,
+            f"the control API cannot listen on {address}: {exc.strerror or exc}",
+            hint="choose another address: listen or probes_listen in [api] of the configuration",
+        ) from exc
+    listening.setblocking(False)
+    return listening
+
+
+class _Bounded(H11Protocol):
+    """Drops connections beyond a bound: strangers must not use up the daemon's descriptors."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
 
 
 class _OwnUid(H11Protocol):
@@ -100,17 +84,24 @@ class _OwnUid(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn without hands on our signals: TERM and INT are the daemon's to interpret."""
 
-    def __init__(self, app: Any, close_s: float) -> None:
+    def __init__(self, app: Any, listening: socket.socket, close_s: float) -> None:
+        self._listening = listening
         config = uvicorn.Config(
             app,
-            http=_OwnUid,
+            http=_OwnUid if listening.family == socket.AF_UNIX else _Bounded,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
+            server_header=False,
+            proxy_headers=False,  # a caller is who connects, not whom a header names
             timeout_graceful_shutdown=max(1, round(close_s)),
         )
         super().__init__(config)
+
+    async def run_here(self) -> None:
+        """Serve on this loop until `should_exit`."""
+        await self.serve(sockets=[self._listening])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from datetime import UTC
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from datetime import datetime
     from pathlib import Path
 
 POLL_S = 0.2
@@ -16,8 +18,14 @@ POLL_S = 0.2
 CHUNK_BYTES = 65536
 
 
-def _last(path: Path, count: int) -> tuple[list[bytes], IO[bytes] | None]:
-    """Return the last `count` lines and the current file, open behind them."""
+def _last(path: Path, count: int, since: datetime | None) -> tuple[list[bytes], IO[bytes] | None]:
+    """Return the last `count` lines from `since` on and the current file, open behind them."""
+    # A line begins with its UTC time in a form of one length: later is greater.
+    stamp = (
+        b""
+        if since is None
+        else since.astimezone(UTC).isoformat(timespec="milliseconds")[:23].encode()
+    )
     lines: deque[bytes] = deque(maxlen=count)
     rotated = sorted(
         (file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdigit()),
@@ -26,12 +34,12 @@ def _last(path: Path, count: int) -> tuple[list[bytes], IO[bytes] | None]:
     for file in rotated:
         try:
             with file.open("rb") as old:
-                lines.extend(old)
+                lines.extend(line for line in old if line >= stamp)
         except FileNotFoundError:
             continue
     current = _open(path)
     if current is not None:
-        lines.extend(current)
+        lines.extend(line for line in current if line >= stamp)
     return list(lines), current
 
 
@@ -50,10 +58,18 @@ def _rotated(path: Path, current: IO[bytes]) -> bool:
 
 
 async def read(
-    path: Path, count: int, *, follow: bool, until: asyncio.Event
+    path: Path,
+    count: int,
+    *,
+    follow: bool,
+    until: asyncio.Event,
+    since: datetime | None = None,
 ) -> AsyncIterator[bytes]:
-    """Yield the last `count` lines in chunks; with `follow`, also what comes, until `until`."""
-    lines, current = await asyncio.to_thread(_last, path, count)
+    """Yield the last `count` lines, those from `since` on, in chunks.
+
+    With `follow`, also what comes, until `until`.
+    """
+    lines, current = await asyncio.to_thread(_last, path, count, since)
     yield b"".join(lines)
     try:
         while follow:

@@ -10,7 +10,7 @@ from datetime import datetime  # noqa: TC003 - pydantic reads the annotations at
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from llamactl_supervisor.errors import error
 from llamactl_supervisor.fields import DEFAULT_HOST as DEFAULT_HOST
@@ -512,3 +512,50 @@ class Status(Wire):
     weight_loads: int
     loads_avoided: int
     unapplied: tuple[FieldChange, ...] = ()
+
+
+class LoadLine(Wire):
+    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`."""
+
+    v: Literal[1] = 1
+    kind: Literal["load"] = "load"
+    at: AwareDatetime
+    generation: int
+    cause: str
+    by: str
+    loaded: bool
+    load_s: float
+    model: str
+    model_bytes: int | None
+    n_ctx: int
+    n_seq: int
+
+
+class AvoidedLine(Wire):
+    """A reconfigure took the place of a relaunch."""
+
+    v: Literal[1] = 1
+    kind: Literal["avoided"] = "avoided"
+    at: AwareDatetime
+    by: str
+    pause_ms: float
+    tokens_held: int
+    previous: Geometry
+    geometry: Geometry
+
+
+LedgerLine = Annotated[LoadLine | AvoidedLine, Field(discriminator="kind")]
+
+
+class Totals(Wire):
+    """Sums over the whole ledger."""
+
+    weight_loads: int = 0
+    loads_avoided: int = 0
+
+
+class Ledger(Wire):
+    """Lines of the ledger, the newest last, and the sums over all of it."""
+
+    lines: tuple[LedgerLine, ...]
+    totals: Totals

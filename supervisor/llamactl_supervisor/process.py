@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -37,6 +38,12 @@ def identify(pid: int) -> ProcessIdentity | None:
     if state in {b"Z", b"X"}:
         return None
     return ProcessIdentity(pid=pid, start_ticks=int(numbers[18]), boot_id=boot_id())
+
+
+def uptime_s(identity: ProcessIdentity) -> float:
+    """Return the seconds since the process began. No clock that is set moves it."""
+    began_s = identity.start_ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
 
 
 class Process:

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING
 
 from llamactl_supervisor import events as ev
 from llamactl_supervisor import ledger
+from llamactl_supervisor.events import LoadCause
 from llamactl_supervisor.launch import live_spec
 from llamactl_supervisor.metrics import Metrics
-from llamactl_supervisor.models import EngineState, OperationKind, Problem, Receipt, ReloadResult
+from llamactl_supervisor.models import (
+    AvoidedLine,
+    EngineState,
+    LoadLine,
+    OperationKind,
+    Problem,
+    Receipt,
+    ReloadResult,
+)
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.models import EngineRequest, OperationResult
+    from llamactl_supervisor.models import EngineRequest, LedgerLine, OperationResult
     from llamactl_supervisor.snapshot import Snapshot
 
 log = logging.getLogger("llamactl.records")
@@ -27,7 +36,7 @@ class Records:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.metrics = Metrics()
-        self.totals = ledger.totals(path)
+        self.totals = ledger.read(path, limit=0).totals
         self.metrics.weight_loads.inc(self.totals.weight_loads)
         self.metrics.loads_avoided.inc(self.totals.loads_avoided)
         self._spec: EngineRequest | None = None
@@ -37,24 +46,33 @@ class Records:
         """Remember what is being loaded and for whom, until the load has ended."""
         self._spec, self._by = live_spec(effect.request.spec, effect.override), by
 
-    def state(self, before: EngineState, after: Snapshot) -> None:
+    def state(self, before: Snapshot, after: Snapshot) -> None:
         """Count a change of state."""
         self.metrics.state(after.state)
         ended = after.state in {EngineState.CRASHED, EngineState.FAILED}
-        if ended and before is not EngineState.CRASHED:
+        if ended and before.state is not EngineState.CRASHED:
             self.metrics.crashes.inc()
+        if after.state is EngineState.STARTING and after.cause is LoadCause.CRASH:
+            self.metrics.retries.inc()
+        if after.last_exit is not None and after.last_exit is not before.last_exit:
+            self.metrics.log_dropped.inc(after.last_exit.dropped_bytes)
 
     def ended(self, kind: OperationKind, outcome: OperationResult | Problem) -> None:
         """Count the end of an operation."""
+        failed = isinstance(outcome, Problem)
+        self.metrics.operations.labels(kind.value, "failed" if failed else "succeeded").inc()
         if isinstance(outcome, ReloadResult):
             if outcome.receipt is not None:
-                self.ended(OperationKind.RECONFIGURE, outcome.receipt)
+                self._reconfigured(outcome.receipt)
         elif isinstance(outcome, Receipt):
-            self.metrics.reconfigures.labels(outcome.outcome).inc()
-            if outcome.outcome == "applied":
-                self.metrics.pause_s.observe(outcome.pause_ms / 1000)
+            self._reconfigured(outcome)
         elif kind is OperationKind.RECONFIGURE:
             self.metrics.reconfigures.labels("failed").inc()
+
+    def _reconfigured(self, receipt: Receipt) -> None:
+        self.metrics.reconfigures.labels(receipt.outcome).inc()
+        if receipt.outcome == "applied":
+            self.metrics.pause_s.observe(receipt.pause_ms / 1000)
 
     async def record(self, effect: ev.RecordLoad | ev.RecordAvoided) -> None:
         """Record a weight load, one that failed, or one that a reconfigure took the place of."""
@@ -66,7 +84,7 @@ class Records:
     async def _load(self, effect: ev.RecordLoad) -> None:
         if self._spec is None:
             return
-        line = ledger.LoadLine(
+        line = LoadLine(
             at=datetime.now(UTC),
             generation=effect.generation,
             cause=effect.cause,
@@ -90,7 +108,7 @@ class Records:
         self.metrics.loads_avoided.inc()
         avoided = self.totals.loads_avoided + 1
         self.totals = self.totals.model_copy(update={"loads_avoided": avoided})
-        line = ledger.AvoidedLine(
+        line = AvoidedLine(
             at=datetime.now(UTC),
             by=effect.by,
             pause_ms=receipt.pause_ms,
@@ -100,7 +118,7 @@ class Records:
         )
         await self._append(line)
 
-    async def _append(self, line: ledger.LoadLine | ledger.AvoidedLine) -> None:
+    async def _append(self, line: LedgerLine) -> None:
         try:
             await asyncio.to_thread(ledger.append, self._path, line)
         except OSError as exc:

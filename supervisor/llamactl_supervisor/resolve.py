@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 
 from pydantic import BaseModel, ValidationError
 
+from llamactl_supervisor.api_settings import ListenAddress
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.fields import N_SEQ_MAX, AbsolutePath, Host, NCtx, NSeq, parse_tokens
 
@@ -31,6 +32,7 @@ _ALLOWED = (
     (NSeq, f"integer from 1 to {N_SEQ_MAX}"),
     (Host, "IPv4 address of this machine"),
     (AbsolutePath, "path"),
+    (ListenAddress, "IP address of this machine and port, as 127.0.0.1:9090"),
 )
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most"}
 
@@ -142,6 +144,8 @@ def resolve(
             tables[section] = table.model_validate(given, strict=True)
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
+            if not first["loc"]:
+                raise _bad_section(section, values, first["msg"]) from None
             key = known[f"{section}.{first['loc'][0]}"]
             raise _bad_value(key, values[key.name], first["type"], first["msg"]) from None
         for key in known.values():
@@ -182,7 +186,7 @@ def _converted(key: Key, value: Any) -> Any:
 def _parsed(key: Key, text: str) -> Any:
     """Return what the text of an environment variable says; nonsense is left to be refused."""
     base, _ = _plain(key.kind)
-    if key.kind == NCtx:
+    if key.kind in {NCtx, ListenAddress}:
         return text
     try:
         if base is bool:
@@ -235,6 +239,22 @@ def _unknown(file: File, what: str, name: str, names: list[str]) -> LlamactlErro
     message = f"file {file.path}: {name[:VALUE_CHARS_MAX]!r} is no {what}"
     return error(
         Code.CONFIG_INVALID, message, hint=hint, details={"file": str(file.path), "field": name}
+    )
+
+
+def _bad_section(section: str, values: Mapping[str, Value], problem: str) -> LlamactlError:
+    """Return the error of values that do not go together, with all that were given."""
+    given = {
+        name: value.source
+        for name, value in values.items()
+        if name.startswith(f"{section}.") and not value.is_default
+    }
+    in_file = any(source.startswith("file ") for source in given.values())
+    return error(
+        Code.CONFIG_INVALID if in_file else Code.INVALID_REQUEST,
+        f"[{section}]: {problem}",
+        hint=f"given: {'; '.join(f'{name} by {source}' for name, source in given.items())}",
+        details={"field": section, "sources": given},
     )
 
 

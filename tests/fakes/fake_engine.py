@@ -81,6 +81,7 @@ class Engine:
         self.ready_at = time.monotonic() + flags.fake_load_s
         self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
         self.last_reconfigure: dict[str, Any] | None = None
+        self.asked = 0
         self.free = threading.Event()
         if not flags.fake_busy:
             self.free.set()
@@ -157,6 +158,12 @@ class Engine:
         parked = {"id": 1, "n_ctx": window, "is_processing": True, "n_prompt_tokens": 7}
         parked |= {"parked": True, "page": "parked-1", "reason": "n_seq", "tokens_fit": 0}
         return [*slots, parked] if self.flags.fake_parked else slots
+
+    def metrics(self) -> bytes:
+        """Answer GET /metrics: how often it was asked is all that it counts."""
+        self.asked += 1
+        name = "llamacpp:n_decode_total"
+        return f"# TYPE {name} counter\n{name} {self.asked}\n".encode()
 
     def pages(self) -> list[dict[str, Any]]:
         """Answer GET /pages."""
@@ -277,12 +284,14 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def do_GET(self) -> None:
-        """Answer /health, /props, /pages and /slots."""
+        """Answer /health, /props, /pages, /slots and /metrics."""
         if self.engine.loading:
             self.answer(503, {"error": {"code": 503, "message": "Loading model"}})
         elif self.path == "/props":
             props = b"<html>" if self.engine.flags.fake_garbage else self.engine.props()
             self.answer(200, props)
+        elif self.path == "/metrics":
+            self.answer(200, self.engine.metrics())
         elif self.path in ("/pages", "/slots"):
             self.answer(200, getattr(self.engine, self.path[1:])())
         else:

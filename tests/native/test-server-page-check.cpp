@@ -34,6 +34,9 @@ std::string encoded(const T & page) {
     return res;
 }
 
+// two checkpoints: 40 bytes each, and what they hold
+constexpr size_t N_BYTES_CHECKPOINTS = 40 + 16 + 40 + 17;
+
 // FILE.ckpt for what is there
 void vouch(files_t & files) {
     files.erase(".ckpt");
@@ -70,6 +73,15 @@ files_t page_without_lora() {
     return res;
 }
 
+// a header with the right checksum over what it says now
+void reseal(std::string & file) {
+    const size_t n_header = 20 + 20*size_t(uint8_t(file[16]));
+    const auto checksum = server_page_checksum(file.data(), n_header);
+    for (size_t i = 0; i < 8; ++i) {
+        file[n_header + i] = char(checksum >> 8*i);
+    }
+}
+
 void flip(std::string & text, size_t at) { text[at] ^= 1; }
 
 server_page_checked check(const files_t & files) {
@@ -103,6 +115,17 @@ std::string said(const server_page_checked & checked) {
 const std::string FOREIGN = "the file does not begin as a page's files do: it is another program's, or was overwritten";
 const std::string HEAD    = "a is no state of a slot, or its head is damaged";
 const std::string NO_DRAFT = " | .dft: only a good .ckpt says that it belongs to this state";
+const std::string NOT_ITS  = "it is not the file that was written with this state";
+const std::string REMEDY   = "). To load the state unchecked, as llama-server does without sidecars, remove 'a.ckpt' or move 'a' alone elsewhere";
+
+// a's .ckpt is there, and what is wrong with it
+std::string unvouched(const std::string & what, const std::string & why) {
+    return "a is vouched for by nothing: 'a.ckpt' " + what + " (" + why + REMEDY;
+}
+std::string of_another_size(size_t n_there, size_t n_written) {
+    return "a is damaged: it has " + std::to_string(n_there) + " bytes, " + std::to_string(n_written) +
+            " were written with 'a.ckpt'. If another program wrote it since, remove 'a.ckpt' to load it unchecked";
+}
 
 const std::string LORA    = "a was computed with adapters that are not known: 'a.lora': ";
 
@@ -131,13 +154,11 @@ TEST(every_bit_of_every_file_is_vouched_for) {
             auto files = page();
             files[suffix][i/8] ^= char(1 << i%8);
             const auto checked = check(files);
-            CHECK(checked.status != SERVER_PAGE_CHECK_WHOLE && checked.status != SERVER_PAGE_CHECK_PLAIN);
-            if (suffix.empty() || suffix == ".lora") {
-                CHECK_EQ(checked.status, SERVER_PAGE_CHECK_DAMAGED);
-                CHECK_EQ(checked.suffix, suffix);
-            } else {
-                CHECK(checked.why.empty());
-            }
+            const bool is_lost_part = suffix == ".dft" || (suffix == ".ckpt" && i/8 >= contents.size() - N_BYTES_CHECKPOINTS);
+            CHECK_EQ(checked.status, is_lost_part ? SERVER_PAGE_CHECK_DEGRADED : SERVER_PAGE_CHECK_DAMAGED);
+            CHECK_EQ(checked.suffix, is_lost_part ? "" : suffix);
+            CHECK_EQ(checked.why.empty(), is_lost_part);
+            CHECK(checked.foreign.empty());
         }
     }
 }
@@ -147,8 +168,9 @@ TEST(every_shorter_file_is_found) {
         for (size_t n = 0; n < contents.size(); ++n) {
             auto files = page();
             files[suffix].resize(n);
-            const auto status = check(files).status;
-            CHECK_EQ(status, suffix == ".dft" ? SERVER_PAGE_CHECK_DEGRADED : suffix == ".ckpt" ? SERVER_PAGE_CHECK_DEGRADED : SERVER_PAGE_CHECK_DAMAGED);
+            const auto checked = check(files);
+            CHECK_EQ(checked.status, suffix == ".dft" ? SERVER_PAGE_CHECK_DEGRADED : SERVER_PAGE_CHECK_DAMAGED);
+            CHECK_EQ(checked.suffix, suffix == ".dft" ? "" : suffix);
         }
     }
 }
@@ -194,35 +216,85 @@ TEST(a_file_of_ours_without_its_state_is_damage) {
 TEST(another_version_is_told_from_damage_by_the_checksum) {
     auto files = page();
     files[".ckpt"][12] = 2;
-    const auto ckpt = check(files);
-    CHECK_EQ(ckpt.status, SERVER_PAGE_CHECK_UNKNOWN);
-    CHECK(ckpt.why.empty() && contains(said(ckpt), ".ckpt: "));
+    CHECK_EQ(said(check(files)), "damaged a.ckpt: " + unvouched("is damaged", "its first 16 bytes are damaged: the rest of its header is that of a .ckpt file"));
+    reseal(files[".ckpt"]);
+    CHECK_EQ(said(check(files)), "unknown a.ckpt: " + unvouched("was written by another version", "the file has format version 2, this server reads version 1"));
 
-    files = page();
-    files[".dft"][12] = 2;
-    CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_DEGRADED);
-    vouch(files);
-    CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_UNKNOWN);
+    for (const bool is_resealed : { false, true }) {
+        const auto damaged = [&](const std::string & suffix) {
+            auto res = page();
+            res[suffix][12] = 2;
+            if (is_resealed) {
+                reseal(res[suffix]);
+            }
+            return res;
+        };
+        files = damaged(".dft");
+        CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_DEGRADED); // FILE.ckpt has another checksum of it
+        vouch(files);
+        CHECK_EQ(check(files).status, is_resealed ? SERVER_PAGE_CHECK_UNKNOWN : SERVER_PAGE_CHECK_DEGRADED);
 
-    files = page();
-    files[".lora"][12] = 2;
-    CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_DAMAGED);
-    vouch(files);
-    CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_UNKNOWN);
+        files = damaged(".lora");
+        CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_DAMAGED);
+        vouch(files);
+        CHECK_EQ(check(files).status, is_resealed ? SERVER_PAGE_CHECK_UNKNOWN : SERVER_PAGE_CHECK_DAMAGED);
+    }
 }
 
-TEST(a_state_that_was_written_by_another_program_has_lost_its_sidecars) {
-    auto files = page_without_lora();
-    files[""] = state_of("written by another program");
-    const auto checked = check(files);
-    CHECK_EQ(said(checked), "degraded | .ckpt: it was written with another 'a'" + NO_DRAFT);
-    CHECK(!checked.has_ckpt && !checked.draft && !checked.lora);
-    CHECK(checked.ckpt.checkpoints.empty() && checked.ckpt.identity.fields.empty());
+TEST(a_file_that_nobody_can_vouch_for_is_not_restored) {
+    auto files = page();
+    files[".ckpt"].resize(files[".ckpt"].size() - 1);
+    const auto torn = check(files);
+    CHECK_EQ(torn.status, SERVER_PAGE_CHECK_DAMAGED);
+    CHECK_EQ(torn.suffix, std::string(".ckpt"));
+    CHECK(!torn.has_ckpt && !torn.draft && !torn.lora && torn.losses.empty() && torn.foreign.empty());
+    CHECK(contains(torn.why, "'a.ckpt' is damaged (the file is cut off: ") && contains(torn.why, REMEDY));
 
-    files = page();
-    files[""] = state_of("written by another program");
-    CHECK_EQ(said(check(files)), "damaged a.lora: " + LORA + "it is not the file that was written with this state"
-            " | .ckpt: it was written with another 'a'");
+    // what it is of is not asked: it is as bad beside a state alone, or beside what is no state any more
+    const auto alone = [](const std::string & state, const std::string & ckpt) { return check({ { "", state }, { ".ckpt", ckpt } }); };
+    for (const auto & state : { state_of("x"), std::string("a text"), u32(MAGIC) + u32(VERSION + 1) }) {
+        CHECK_EQ(alone(state, "\x89llp").suffix, std::string(".ckpt"));
+        CHECK_EQ(alone(state, "\x89llp").status, SERVER_PAGE_CHECK_DAMAGED);
+    }
+    files[".ckpt"] = page()[".lora"];
+    CHECK_EQ(said(check(files)), "damaged a.ckpt: " + unvouched("is damaged", "the file is of kind 2, a .ckpt file is of kind 1"));
+
+    // an empty one makes nobody's file ours
+    CHECK_EQ(alone(state_of("x"), "").status, SERVER_PAGE_CHECK_DAMAGED);
+    CHECK_EQ(alone("a text", "").status, SERVER_PAGE_CHECK_UNKNOWN);
+}
+
+TEST(damage_in_the_first_bytes_is_none_of_another_programs) {
+    const auto others = "PK\x03\x04" + std::string(12, 'x');
+
+    for (const std::string suffix : { ".ckpt", ".lora", ".dft" }) {
+        auto files = page();
+        files[suffix].replace(0, others.size(), others);
+        const auto checked = check(files);
+        CHECK(checked.foreign.empty());
+        CHECK_EQ(checked.status, suffix == ".dft" ? SERVER_PAGE_CHECK_DEGRADED : SERVER_PAGE_CHECK_DAMAGED);
+        CHECK(contains(said(checked), "its first 16 bytes are damaged: the rest of its header is that of a " + suffix + " file"));
+
+        // and without a FILE.ckpt
+        files.erase(".ckpt");
+        if (suffix == ".lora") {
+            CHECK_EQ(check(files).status, SERVER_PAGE_CHECK_DAMAGED);
+        } else if (suffix == ".dft") {
+            CHECK_EQ(said(check(files)), "degraded | .ckpt: it is missing" + NO_DRAFT);
+        }
+    }
+}
+
+TEST(a_state_of_another_size_is_damaged) {
+    const auto written = page().at("").size();
+    for (const auto & text : { state_of("written by another program"), state_of(""), std::string("a text"), std::string() }) {
+        for (auto files : { page(), page_without_lora() }) {
+            files[""] = text;
+            const auto checked = check(files);
+            CHECK_EQ(said(checked), "damaged a: " + of_another_size(text.size(), written));
+            CHECK(!checked.draft && !checked.lora);
+        }
+    }
 }
 
 TEST(a_damaged_state_is_not_restored) {
@@ -258,27 +330,185 @@ TEST(a_damaged_checkpoint_is_lost_alone) {
     CHECK(checked.draft.has_value());
 }
 
-TEST(files_of_two_generations_are_told_apart) {
+TEST(a_sidecar_that_is_no_member_is_told_and_not_used) {
     for (const std::string suffix : { ".dft", ".lora" }) {
+        const auto leftover = page().at(suffix);
+
         auto files = page();
-        server_page_lora lora;
-        lora.adapters = { { "adapter", 0.25f } };
-        static const std::string text = "b draft's state";
-        server_page_draft draft;
-        draft.state = span(text);
-        files[suffix] = suffix == ".dft" ? encoded(draft) : encoded(lora);
+        files.erase(suffix);
+        vouch(files);
+        CHECK_EQ(said(check(files)), std::string("whole"));
+        files[suffix] = leftover;
         const auto checked = check(files);
-        CHECK(contains(said(checked), "it is not the file that was written with this state"));
-        CHECK_EQ(checked.status, suffix == ".dft" ? SERVER_PAGE_CHECK_DEGRADED : SERVER_PAGE_CHECK_DAMAGED);
+        CHECK_EQ(said(checked), "degraded | " + suffix + ": " + NOT_ITS);
+        CHECK(suffix == ".dft" ? !checked.draft : checked.lora && checked.lora->adapters.empty());
+
+        files[suffix] = "another program's";
+        CHECK_EQ(said(check(files)), "whole | foreign " + suffix);
+        files[suffix] = "";
+        CHECK_EQ(said(check(files)), std::string("whole"));
     }
 }
 
-TEST(ours_is_what_has_our_magic_whole) {
-    const auto files = page();
-    for (const auto & [suffix, contents] : files) {
-        CHECK_EQ(server_page_is_ours(span(contents)), !suffix.empty());
+//
+// splices: every file of a page is that of one generation, that of another one, or not there
+//
+
+namespace {
+
+enum origin { FROM_A, FROM_B, ABSENT };
+
+const char * const SPLICED[] = { "", ".ckpt", ".lora", ".dft" };
+
+// which files a generation has beside FILE and FILE.ckpt
+struct shape {
+    bool has_lora;
+    bool has_dft;
+
+    bool has(const std::string & suffix) const { return suffix == ".lora" ? has_lora : suffix == ".dft" ? has_dft : true; }
+};
+
+struct generation {
+    std::string text;
+    shape       has;
+    files_t     files;
+
+    generation(const std::string & text, float scale, shape has) : text(text), has(has) {
+        files[""] = state_of("the state " + text);
+
+        server_page_lora lora;
+        lora.adapters = { { "adapter " + text, scale } };
+        if (has.has_lora) {
+            files[".lora"] = encoded(lora);
+        }
+        server_page_draft draft;
+        draft.state = span(this->text);
+        if (has.has_dft) {
+            files[".dft"] = encoded(draft);
+        }
+
+        server_page_ckpt ckpt;
+        ckpt.identity.fields = { { "model", text } };
+        for (const auto & [suffix, contents] : files) {
+            ckpt.members.push_back({ suffix, contents.size(), server_page_checksum(contents.data(), contents.size()) });
+        }
+        files[".ckpt"] = encoded(ckpt);
     }
-    CHECK(server_page_is_ours({ files.at(".dft").data(), SERVER_PAGE_MAGIC_SIZE }));
-    CHECK(!server_page_is_ours({ files.at(".dft").data(), SERVER_PAGE_MAGIC_SIZE - 1 }));
-    CHECK(!server_page_is_ours({ nullptr, 0 }));
+
+    // what was given out is this generation's
+    bool is_of(const server_page_lora & lora) const {
+        return lora.adapters.empty() ? !has.has_lora : has.has_lora && lora.adapters[0].first == "adapter " + text;
+    }
+    bool is_of(const server_page_draft & draft) const { return std::string(static_cast<const char *>(draft.state.data), draft.state.size) == text; }
+    bool is_of(const server_page_ckpt  & ckpt)  const { return ckpt.identity.fields[0].second == text; }
+};
+
+typedef std::map<std::string, origin> splice;
+
+// by what is written in page-files.md: the status, the file that is to blame, what is told as lost
+std::string expected(const splice & from, const std::map<origin, shape> & shapes, bool same_sizes) {
+    const auto state = from.at(""), ckpt = from.at(".ckpt"), lora = from.at(".lora"), dft = from.at(".dft");
+
+    if (state == ABSENT) {
+        return "damaged a";
+    }
+    if (ckpt == ABSENT) {
+        const bool alone = lora == ABSENT && dft == ABSENT;
+        return std::string(alone ? "plain" : "degraded") + " -.ckpt" + (dft == ABSENT ? "" : " -.dft");
+    }
+    if (ckpt != state) {
+        return same_sizes ? "damaged a same" : "damaged a size";
+    }
+    const auto & written = shapes.at(state);
+    if (written.has_lora && lora != state) {
+        return "damaged a.lora";
+    }
+    const bool lora_left  = !written.has_lora && lora != ABSENT;
+    const bool dft_not_it = written.has_dft ? dft != state : dft != ABSENT;
+
+    return std::string(lora_left || dft_not_it ? "degraded" : "whole") + (lora_left ? " -.lora" : "") + (dft_not_it ? " -.dft" : "");
+}
+
+std::string outcome(const server_page_checked & checked) {
+    static const char * const words[] = { "whole", "plain", "degraded", "damaged", "unknown" };
+
+    std::string res = words[checked.status];
+    if (!checked.why.empty()) {
+        return res + " a" + checked.suffix + (contains(checked.why, "If another program wrote it") ? " size" :
+                contains(checked.why, "it is not what was written with") ? " same" : "");
+    }
+    for (const auto & loss : checked.losses) {
+        res += " -" + loss.suffix;
+    }
+    return res;
+}
+
+int n_splices = 0, n_whole = 0;
+
+void check_splice(const splice & from, const std::map<origin, generation> & generations, bool same_sizes) {
+    files_t files;
+    bool is_one_generation = true;
+    for (const auto & [suffix, origin] : from) {
+        if (origin != ABSENT) {
+            files[suffix] = generations.at(origin).files.at(suffix);
+        }
+        const auto state = from.at("");
+        is_one_generation = is_one_generation && state != ABSENT &&
+                origin == (generations.at(state).has.has(suffix) ? state : ABSENT);
+    }
+
+    const auto checked = check(files);
+    CHECK_EQ(outcome(checked), expected(from, { { FROM_A, generations.at(FROM_A).has }, { FROM_B, generations.at(FROM_B).has } }, same_sizes));
+    CHECK_EQ(checked.status == SERVER_PAGE_CHECK_WHOLE, is_one_generation);
+    CHECK(is_one_generation || !checked.why.empty() || !checked.losses.empty());
+    n_splices++;
+    n_whole += is_one_generation;
+
+    if (!checked.why.empty()) { // nothing is taken out of a page that is refused
+        return;
+    }
+    const auto & state = generations.at(from.at(""));
+    if (checked.has_ckpt) {
+        CHECK(state.is_of(checked.ckpt));
+        CHECK(checked.lora && state.is_of(*checked.lora));
+    } else {
+        // nothing says of which generation the adapters are: they are taken, and it is told that FILE.ckpt is not there
+        CHECK_EQ(checked.losses.at(0).suffix, std::string(".ckpt"));
+        CHECK(!checked.draft && checked.ckpt.checkpoints.empty() && checked.ckpt.identity.fields.empty());
+        CHECK_EQ(checked.lora.has_value(), from.at(".lora") != ABSENT);
+    }
+    CHECK(!checked.draft || state.is_of(*checked.draft));
+}
+
+}
+
+TEST(every_splice_of_two_generations_is_told) {
+    for (const std::string text_b : { "of b", "of b, which is longer" }) {
+        for (int shapes = 0; shapes < 16; ++shapes) {
+            const std::map<origin, generation> generations = {
+                { FROM_A, generation("of a", 0.5f,  { (shapes & 1) != 0, (shapes & 2) != 0 }) },
+                { FROM_B, generation(text_b, 0.25f, { (shapes & 4) != 0, (shapes & 8) != 0 }) },
+            };
+            n_splices = n_whole = 0;
+            size_t n_there = 1; // how many there should be
+            for (const std::string suffix : SPLICED) {
+                n_there *= 1 + generations.at(FROM_A).has.has(suffix) + generations.at(FROM_B).has.has(suffix);
+            }
+            for (int i = 0; i < 3*3*3*3; ++i) {
+                splice from;
+                bool is_there = true;
+                int rest = i;
+                for (const std::string suffix : SPLICED) {
+                    from[suffix] = origin(rest % 3);
+                    rest /= 3;
+                    is_there = is_there && (from[suffix] == ABSENT || generations.at(from[suffix]).has.has(suffix));
+                }
+                if (is_there) {
+                    check_splice(from, generations, text_b.size() == 4);
+                }
+            }
+            CHECK_EQ(size_t(n_splices), n_there);
+            CHECK_EQ(n_whole, 2);
+        }
+    }
 }

@@ -90,6 +90,11 @@ std::string content(const server_page_span & span) {
 
 server_page_span over(const std::string & text) { return { text.data(), text.size() }; }
 server_page_span over(const char * text)        { return { text, std::strlen(text) }; }
+server_page_span over(const bytes & data)       { return { data.data(), data.size() }; }
+
+std::string damaged_begin(const std::string & suffix) {
+    return "its first 16 bytes are damaged: the rest of its header is that of a " + suffix + " file";
+}
 
 auto tied(const server_page_checkpoint & c) {
     return std::make_tuple(c.n_tokens, c.pos_min, c.pos_max, content(c.target), content(c.draft), content(c.spec));
@@ -132,11 +137,7 @@ void every_flip_outside_of_checkpoints_is_found(const bytes & file, size_t size)
         CHECK(is_empty(read.page));
 
         const size_t at = bit / 8;
-        if (at < 8) {
-            CHECK_EQ(read.result.status, SERVER_PAGE_DECODE_FOREIGN);
-        } else if (at >= 12 && at < 16) {
-            CHECK_EQ(read.result.status, SERVER_PAGE_DECODE_VERSION);
-        } else if (at >= 16 && at < 20) { // more sections than there are: the header is longer than the file, or ends elsewhere
+        if (at >= 16 && at < 20) { // more sections than there are: the header is longer than the file, or ends elsewhere
             CHECK(read.result.status == SERVER_PAGE_DECODE_TORN || read.result.status == SERVER_PAGE_DECODE_CORRUPT);
         } else {
             CHECK_EQ(read.result.status, SERVER_PAGE_DECODE_CORRUPT);
@@ -423,13 +424,97 @@ TEST(another_version_is_told_from_damage) {
     for (const uint32_t version : { 0u, 2u, UINT32_MAX }) {
         bytes file = SMALL_CKPT;
         put(file, 12, u32(version));
-        CHECK_EQ(status(file, KIND_CKPT), SERVER_PAGE_DECODE_VERSION); // whatever its header's checksum is made of
+        CHECK_EQ(decoded<server_page_ckpt>(file).result.message, damaged_begin(".ckpt"));
+
+        bytes other = file; // whatever its header's checksum is made of
+        other[30] ^= 1;
+        CHECK_EQ(status(other, KIND_CKPT), SERVER_PAGE_DECODE_VERSION);
 
         seal_header(file);
         const decoded<server_page_ckpt> read(file);
         CHECK_EQ(read.result.status, SERVER_PAGE_DECODE_VERSION);
         CHECK_EQ(read.result.message, "the file has format version " + std::to_string(version) + ", this server reads version 1");
     }
+}
+
+TEST(a_file_whose_first_bytes_alone_are_damaged_is_ours) {
+    const std::pair<bytes, std::string> files[] = { { SMALL_CKPT, ".ckpt" }, { SMALL_LORA, ".lora" }, { SMALL_DRAFT, ".dft" } };
+
+    for (int kind = KIND_CKPT; kind <= KIND_DRAFT; ++kind) {
+        const auto & [good, suffix] = files[kind - KIND_CKPT];
+        const size_t n_header = 28 + get(good, 16, 4) * 20;
+
+        const auto message = [&](const bytes & file) {
+            return kind == KIND_CKPT ? decoded<server_page_ckpt>(file).result.message :
+                   kind == KIND_LORA ? decoded<server_page_lora>(file).result.message : decoded<server_page_draft>(file).result.message;
+        };
+        std::vector<bytes> begins = { bytes(16, 0), bytes(16, 0xff), raw("GGUF"), raw("PK\x03\x04"), u64(0) + u32(kind), bytes(8, 'x') + u64(UINT64_MAX) };
+        for (size_t bit = 0; bit < 128; ++bit) {
+            begins.push_back(bytes(good.begin(), good.begin() + 16));
+            begins.back()[bit / 8] ^= 1 << (bit % 8);
+        }
+        for (const auto & begin : begins) {
+            bytes file = good;
+            put(file, 0, begin);
+            CHECK_EQ(status(file, kind), SERVER_PAGE_DECODE_CORRUPT);
+            CHECK_EQ(message(file), damaged_begin(suffix));
+            CHECK(server_page_is_ours(over(file)) && !server_page_is_foreign(over(file)));
+
+            // under another one's name too, and by its header alone
+            CHECK_EQ(status(file, KIND_CKPT + kind % 3), SERVER_PAGE_DECODE_CORRUPT);
+            const bytes header(file.begin(), file.begin() + n_header);
+            CHECK(server_page_is_ours(over(header)));
+
+            // the magic is all that is known of less, and of a header that is damaged elsewhere too
+            const bool has_magic = std::equal(file.begin(), file.begin() + 8, good.begin());
+            CHECK_EQ(server_page_is_ours(over(bytes(header.begin(), header.end() - 1))), has_magic);
+            CHECK_EQ(server_page_is_ours(over(bytes(header.begin(), header.begin() + 19))), has_magic);
+            CHECK_EQ(server_page_is_ours({ file.data(), SERVER_PAGE_MAGIC_SIZE }), has_magic);
+            for (const size_t at : { size_t(16), size_t(19), size_t(20), n_header - 1 }) {
+                bytes worse = file;
+                worse[at] ^= 1;
+                CHECK_EQ(server_page_is_ours(over(worse)), has_magic);
+            }
+        }
+    }
+}
+
+TEST(the_longest_header_is_known_by_its_end) {
+    server_page_ckpt page;
+    page.members = { { "", 1, 2 } };
+    page.checkpoints.resize(65536);
+
+    bytes file = joined(server_page_encode(page));
+    file[0] ^= 1;
+    CHECK_EQ(decoded<server_page_ckpt>(file).result.message, damaged_begin(".ckpt"));
+    CHECK( server_page_is_ours({ file.data(), SERVER_PAGE_HEADER_SIZE_MAX }));
+    CHECK(!server_page_is_ours({ file.data(), SERVER_PAGE_HEADER_SIZE_MAX - 1 }));
+}
+
+TEST(a_begin_that_is_not_there_makes_nothing_ours) {
+    for (const uint32_t n : { 0u, 1u, 2u, 65539u, 65540u, 0x7fffffffu, 0xccccccccu, 0xcccccccdu, UINT32_MAX - 1, UINT32_MAX }) {
+        bytes file = SMALL_DRAFT;
+        put(file, 0, raw("GGUF"));
+        put(file, 16, u32(n));
+        for (size_t size = 0; size <= file.size(); ++size) {
+            const bytes begin(file.begin(), file.begin() + size); // of the exact size, so that a read past its end is found
+            CHECK_EQ(server_page_is_foreign(over(begin)), n == 2 ? size > 0 && size < 68 : size > 0);
+        }
+    }
+}
+
+TEST(a_file_is_foreign_where_it_does_not_go_on_as_ours_do) {
+    for (size_t size = 0; size <= SMALL_LORA.size(); ++size) {
+        const bytes begin(SMALL_LORA.begin(), SMALL_LORA.begin() + size);
+        CHECK(!server_page_is_foreign(over(begin)));
+        CHECK_EQ(server_page_is_ours(over(begin)), size >= SERVER_PAGE_MAGIC_SIZE);
+    }
+    for (size_t size = 1; size <= 10; ++size) {
+        bytes begin(SMALL_LORA.begin(), SMALL_LORA.begin() + size);
+        begin[std::min<size_t>(size, 8) - 1] ^= 1;
+        CHECK(server_page_is_foreign(over(begin)) && !server_page_is_ours(over(begin)));
+    }
+    CHECK(!server_page_is_foreign({ nullptr, 0 }) && !server_page_is_ours({ nullptr, 0 }));
 }
 
 TEST(a_file_under_another_one_s_name_is_corrupt) {

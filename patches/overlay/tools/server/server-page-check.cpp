@@ -8,6 +8,7 @@ static const char * const SUFFIX_LORA = ".lora";
 static const char * const SUFFIX_DFT  = ".dft";
 
 static const char * const NOT_OF_THIS_STATE = "it is not the file that was written with this state";
+static const char * const NOT_VOUCHED_FOR   = "only a good .ckpt says that it belongs to this state";
 
 typedef std::vector<server_page_check_file> files_t;
 
@@ -46,15 +47,9 @@ static server_page_decode_result decode(const server_page_span * file, T & out) 
     return file ? server_page_decode(data_of(*file), file->size, out) : server_page_decode_result { SERVER_PAGE_DECODE_TORN, "it is missing" };
 }
 
-// as far as there is any of it
-static bool has_magic(const server_page_span & contents) {
-    server_page_draft none;
-
-    return server_page_decode(data_of(contents), std::min(contents.size, SERVER_PAGE_MAGIC_SIZE), none).status != SERVER_PAGE_DECODE_FOREIGN;
-}
-
-bool server_page_is_ours(const server_page_span & contents) {
-    return contents.size >= SERVER_PAGE_MAGIC_SIZE && has_magic(contents);
+// as far as there is any of it; an empty file is nobody's
+static bool may_be_ours(const server_page_span & file) {
+    return file.size > 0 && !server_page_is_foreign(file);
 }
 
 server_page_head server_page_read_head(const server_page_span & file, uint32_t magic, uint32_t version) {
@@ -79,19 +74,40 @@ static void refuse(server_page_checked & res, server_page_check_status status, c
     res.why    = why;
 }
 
+// false: there is one, and it is not good. Nothing vouches for FILE then, which might be another model's state
+static bool check_ckpt(server_page_checked & res, const std::string & name, const server_page_span * file, const server_page_decode_result & decoded) {
+    if (!file || decoded.status == SERVER_PAGE_DECODE_OK || decoded.status == SERVER_PAGE_DECODE_FOREIGN) {
+        return true;
+    }
+    const bool is_version = decoded.status == SERVER_PAGE_DECODE_VERSION;
+
+    const std::string ckpt = "'" + name + SUFFIX_CKPT + "'";
+    refuse(res, is_version ? SERVER_PAGE_CHECK_UNKNOWN : SERVER_PAGE_CHECK_DAMAGED, SUFFIX_CKPT,
+            "is vouched for by nothing: " + ckpt + (is_version ? " was written by another version" : " is damaged") + " (" + decoded.message +
+            "). To load the state unchecked, as llama-server does without sidecars, remove " + ckpt + " or move '" + name + "' alone elsewhere");
+    return false;
+}
+
 // false: FILE is none that can be restored
-static bool check_state(server_page_checked & res, const std::string & name, server_page_head head, const server_page_span & file, bool any_ours) {
-    const bool is_whole = res.has_ckpt && is_member(res.ckpt, "", file);
+static bool check_state(server_page_checked & res, const std::string & name, server_page_head head, const server_page_span & file, bool is_nobodys) {
+    const auto * member = find_member(res.ckpt, "");
+    if (member && member->n_bytes != file.size) {
+        refuse(res, SERVER_PAGE_CHECK_DAMAGED, "", "is damaged: it has " + std::to_string(file.size) + " bytes, " +
+                std::to_string(member->n_bytes) + " were written with '" + name + SUFFIX_CKPT + "'. If another program wrote it since, remove '" +
+                name + SUFFIX_CKPT + "' to load it unchecked");
+        return false;
+    }
+
+    const bool is_whole = member && is_member(res.ckpt, "", file);
 
     if (head != SERVER_PAGE_HEAD_OK) {
         // what the checksum vouches for is what was written, and an older or newer libllama can read it
-        const bool undamaged = is_whole || (!res.has_ckpt &&
-                (head == SERVER_PAGE_HEAD_VERSION || (head == SERVER_PAGE_HEAD_FOREIGN && !any_ours)));
+        const bool undamaged = is_whole || is_nobodys || (!member && head == SERVER_PAGE_HEAD_VERSION);
 
         refuse(res, undamaged ? SERVER_PAGE_CHECK_UNKNOWN : SERVER_PAGE_CHECK_DAMAGED, "", "is no state of a slot, or its head is damaged");
         return false;
     }
-    if (res.has_ckpt && !is_whole) {
+    if (member && !is_whole) {
         refuse(res, SERVER_PAGE_CHECK_DAMAGED, "", "is damaged: it is not what was written with '" + name + SUFFIX_CKPT + "'");
         return false;
     }
@@ -99,10 +115,13 @@ static bool check_state(server_page_checked & res, const std::string & name, ser
 }
 
 // the adapters that the state was computed with; without them it is good for nothing
-static bool check_lora(server_page_checked & res, const std::string & name, const server_page_span * file, bool is_other_file) {
+static bool check_lora(server_page_checked & res, const std::string & name, const server_page_span * file) {
     const bool is_listed = res.has_ckpt && find_member(res.ckpt, SUFFIX_LORA);
 
     if (res.has_ckpt && !is_listed) {
+        if (file && may_be_ours(*file)) {
+            res.losses.push_back({ SUFFIX_LORA, NOT_OF_THIS_STATE });
+        }
         res.lora.emplace();
         return true;
     }
@@ -113,7 +132,7 @@ static bool check_lora(server_page_checked & res, const std::string & name, cons
     server_page_lora lora;
 
     auto decoded = decode(file, lora);
-    if (decoded.message.empty() && (is_other_file || (is_listed && !is_member(res.ckpt, SUFFIX_LORA, *file)))) {
+    if (decoded.message.empty() && is_listed && !is_member(res.ckpt, SUFFIX_LORA, *file)) {
         decoded = { SERVER_PAGE_DECODE_CORRUPT, NOT_OF_THIS_STATE };
     }
     if (decoded.message.empty()) {
@@ -129,12 +148,12 @@ static bool check_lora(server_page_checked & res, const std::string & name, cons
     return false;
 }
 
-// without FILE.ckpt nothing says that a draft belongs to this state; true: it is of another version
+// true: it is of another version
 static bool check_draft(server_page_checked & res, const server_page_span * file) {
-    if (!res.has_ckpt && file && has_magic(*file)) {
-        res.losses.push_back({ SUFFIX_DFT, std::string("only a good ") + SUFFIX_CKPT + " says that it belongs to this state" });
-    }
     if (!res.has_ckpt || !find_member(res.ckpt, SUFFIX_DFT)) {
+        if (file && may_be_ours(*file)) {
+            res.losses.push_back({ SUFFIX_DFT, res.has_ckpt ? NOT_OF_THIS_STATE : NOT_VOUCHED_FOR });
+        }
         return false;
     }
 
@@ -158,38 +177,37 @@ server_page_checked server_page_check(const std::string & name, server_page_head
     const auto * file = find_file(files, "");
 
     const auto ckpt = decode(find_file(files, SUFFIX_CKPT), res.ckpt);
-
-    // a file of another size was written by another program, which knows no sidecars; damage does not change the size
-    const bool is_other_file = file && ckpt.message.empty() && find_member(res.ckpt, "")->n_bytes != file->size;
-
-    res.has_ckpt = ckpt.message.empty() && !is_other_file;
+    res.has_ckpt = ckpt.status == SERVER_PAGE_DECODE_OK;
 
     bool any_ours = false;
     for (const auto & [suffix, contents] : files) {
         if (suffix.empty()) {
             continue;
         }
-        if (has_magic(contents) || find_member(res.ckpt, suffix)) {
-            any_ours = true;
-        } else {
+        const bool is_listed = find_member(res.ckpt, suffix);
+        if (!is_listed && server_page_is_foreign(contents)) {
             res.foreign.push_back(suffix);
         }
-    }
-    if (!res.has_ckpt) {
-        res.losses.push_back({ SUFFIX_CKPT, is_other_file ? "it was written with another '" + name + "'" : ckpt.message });
-        res.ckpt = {};
-    } else if (res.ckpt.n_lost > 0) {
-        res.losses.push_back({ SUFFIX_CKPT, std::to_string(res.ckpt.n_lost) + " checkpoints are damaged" });
+        any_ours = any_ours || is_listed || may_be_ours(contents);
     }
 
     if (!file) {
         refuse(res, SERVER_PAGE_CHECK_DAMAGED, "", "is missing");
         return res;
     }
-    if (!check_state(res, name, head, *file, any_ours) || !check_lora(res, name, find_file(files, SUFFIX_LORA), is_other_file)) {
+    const bool is_nobodys = head == SERVER_PAGE_HEAD_FOREIGN && !any_ours;
+    if (!is_nobodys && !check_ckpt(res, name, find_file(files, SUFFIX_CKPT), ckpt)) {
         return res;
     }
-    const bool is_other_version = check_draft(res, find_file(files, SUFFIX_DFT)) || ckpt.status == SERVER_PAGE_DECODE_VERSION;
+    if (!res.has_ckpt) {
+        res.losses.push_back({ SUFFIX_CKPT, ckpt.message });
+    } else if (res.ckpt.n_lost > 0) {
+        res.losses.push_back({ SUFFIX_CKPT, std::to_string(res.ckpt.n_lost) + " checkpoints are damaged" });
+    }
+    if (!check_state(res, name, head, *file, is_nobodys) || !check_lora(res, name, find_file(files, SUFFIX_LORA))) {
+        return res;
+    }
+    const bool is_other_version = check_draft(res, find_file(files, SUFFIX_DFT));
 
     res.status = !any_ours ? SERVER_PAGE_CHECK_PLAIN
         : is_other_version ? SERVER_PAGE_CHECK_UNKNOWN

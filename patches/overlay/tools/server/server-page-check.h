@@ -3,8 +3,8 @@
 // What the files of one page are good for, by the rules that the server restores with. Pure.
 //
 // A page's own file without any of ours beside it is plain: nothing vouches for it. A good FILE.ckpt vouches for FILE and the
-// others. FILE damaged, or adapters that are not known, cost everything; another file costs its part. What another program or
-// another version wrote is no damage: it cannot be judged here.
+// others. FILE or FILE.ckpt damaged, or adapters that are not known, cost everything; another file costs its part. What another
+// program or another version wrote is no damage: it cannot be judged here.
 
 #include "server-page-codec.h"
 
@@ -59,8 +59,3 @@ struct server_page_checked {
 
 // of the files that are there, one of a suffix
 server_page_checked server_page_check(const std::string & name, server_page_head head, const std::vector<server_page_check_file> & files);
-
-// whether a sidecar is ours, by its magic; the begin of it is enough
-bool server_page_is_ours(const server_page_span & contents);
-
-constexpr size_t SERVER_PAGE_MAGIC_SIZE = 8;

@@ -5,9 +5,10 @@
 #include <cstring>
 
 // not text, and one line break: a transfer that takes it for text is seen in the first bytes
-static constexpr uint8_t MAGIC[8] = { 0x89, 'l', 'l', 'p', 'a', 'g', 'e', '\n' };
+static constexpr uint8_t MAGIC[SERVER_PAGE_MAGIC_SIZE] = { 0x89, 'l', 'l', 'p', 'a', 'g', 'e', '\n' };
 
-static constexpr size_t N_BYTES_FIXED   = 20; // magic, kind, version, number of sections
+static constexpr size_t N_BYTES_BEGIN   = 16; // magic, kind, version
+static constexpr size_t N_BYTES_FIXED   = 20; // and the number of sections
 static constexpr size_t N_BYTES_SECTION = 20; // id, size, checksum
 
 // what memory a file can make its reader take is bounded by these as well as by its size
@@ -54,6 +55,13 @@ struct codec_layout {
 static const codec_layout LAYOUT_CKPT  = { 1, ".ckpt", { SECTION_IDENTITY, SECTION_MEMBERS, SECTION_POSITIONS }, N_CHECKPOINTS_MAX };
 static const codec_layout LAYOUT_LORA  = { 2, ".lora", { SECTION_ADAPTERS }, 0 };
 static const codec_layout LAYOUT_DRAFT = { 3, ".dft", { SECTION_STATE, SECTION_SPEC }, 0 };
+
+// without its checksum; of any number of sections, for it may come out of a file
+static constexpr uint64_t header_size(uint32_t n_sections) {
+    return N_BYTES_FIXED + uint64_t(n_sections) * N_BYTES_SECTION;
+}
+
+static_assert(header_size(3 + N_CHECKPOINTS_MAX) + sizeof(uint64_t) == SERVER_PAGE_HEADER_SIZE_MAX, "the .ckpt has the longest header");
 
 //
 // what the format allows: one set of rules for both directions, empty: nothing is wrong
@@ -200,11 +208,17 @@ static server_page_span own(server_page_bytes & file, codec_writer && made) {
     return { file.owned.back().data(), file.owned.back().size() };
 }
 
+// the first bytes of every file of a kind
+static codec_writer begin_of(const codec_layout & layout) {
+    codec_writer res;
+    res.bytes.assign(std::begin(MAGIC), std::end(MAGIC));
+    res.u32(layout.kind);
+    res.u32(SERVER_PAGE_CODEC_VERSION);
+    return res;
+}
+
 static void seal(server_page_bytes & file, const codec_layout & layout, const std::vector<codec_section_parts> & sections) {
-    codec_writer header;
-    header.bytes.assign(std::begin(MAGIC), std::end(MAGIC));
-    header.u32(layout.kind);
-    header.u32(SERVER_PAGE_CODEC_VERSION);
+    codec_writer header = begin_of(layout);
     header.u32(sections.size());
 
     for (const auto & section : sections) {
@@ -407,11 +421,51 @@ static server_page_decode_result torn(size_t size, const std::string & wanted) {
     return { SERVER_PAGE_DECODE_TORN, "the file is cut off: it has " + std::to_string(size) + " bytes, " + wanted };
 }
 
+static bool has_magic(const uint8_t * data, size_t size) {
+    return std::equal(data, data + std::min(size, sizeof(MAGIC)), MAGIC);
+}
+
+// the kind of a file of which the first bytes were damaged: with those that the kind begins with, the header has its checksum
+static const codec_layout * find_damaged_begin(const uint8_t * data, size_t size) {
+    if (size < N_BYTES_FIXED) {
+        return nullptr;
+    }
+    const uint64_t n_header = header_size(codec_reader{ data + N_BYTES_BEGIN, sizeof(uint32_t) }.u32());
+    if (n_header + sizeof(uint64_t) > std::min(size, SERVER_PAGE_HEADER_SIZE_MAX)) {
+        return nullptr;
+    }
+    const uint64_t checksum = codec_reader{ data + n_header, sizeof(uint64_t) }.u64();
+
+    const server_page_span rest = { data + N_BYTES_BEGIN, size_t(n_header) - N_BYTES_BEGIN };
+
+    for (const auto * layout : { &LAYOUT_CKPT, &LAYOUT_LORA, &LAYOUT_DRAFT }) {
+        const auto begin = begin_of(*layout).bytes;
+        if (!std::equal(begin.begin(), begin.end(), data) && server_page_checksum({ { begin.data(), begin.size() }, rest }) == checksum) {
+            return layout;
+        }
+    }
+    return nullptr;
+}
+
+bool server_page_is_foreign(const server_page_span & contents) {
+    const auto * data = static_cast<const uint8_t *>(contents.data);
+
+    return !has_magic(data, contents.size) && !find_damaged_begin(data, contents.size);
+}
+
+bool server_page_is_ours(const server_page_span & contents) {
+    return contents.size >= SERVER_PAGE_MAGIC_SIZE && !server_page_is_foreign(contents);
+}
+
 // the sections of a file, in order: all are inside of it, and those that are there once are whole
 // nothing is allocated before the header's checksum and every size have been found right
 static server_page_decode_result read_sections(
         const codec_layout & layout, const uint8_t * data, size_t size, std::vector<codec_section> & sections) {
-    if (!std::equal(data, data + std::min(size, sizeof(MAGIC)), MAGIC)) {
+    if (const auto * written_as = find_damaged_begin(data, size)) {
+        return corrupt("its first " + std::to_string(N_BYTES_BEGIN) + " bytes are damaged: the rest of its header is that of a " +
+                written_as->suffix + " file");
+    }
+    if (!has_magic(data, size)) {
         return { SERVER_PAGE_DECODE_FOREIGN, "the file does not begin as a page's files do: it is another program's, or was overwritten" };
     }
     if (size < N_BYTES_FIXED) {
@@ -433,7 +487,7 @@ static server_page_decode_result read_sections(
                 std::to_string(SERVER_PAGE_CODEC_VERSION) };
     }
 
-    const uint64_t n_header = N_BYTES_FIXED + uint64_t(n) * N_BYTES_SECTION; // without its checksum
+    const uint64_t n_header = header_size(n);
     if (n_header + sizeof(uint64_t) > size) {
         return torn(size, "its header alone has " + std::to_string(n_header + sizeof(uint64_t)));
     }

@@ -17,6 +17,15 @@
 // of the three files; another one is not read
 constexpr uint32_t SERVER_PAGE_CODEC_VERSION = 1;
 
+// of the three files: the magic, and the whole header at its longest, with 3 sections and 65536 checkpoints
+constexpr size_t SERVER_PAGE_MAGIC_SIZE      = 8;
+constexpr size_t SERVER_PAGE_HEADER_SIZE_MAX = 28 + 20*(3 + 65536);
+
+// of all of a file or its begin; with SERVER_PAGE_HEADER_SIZE_MAX bytes one of ours is known even where its first 16 bytes
+// are damaged, with fewer by its magic alone
+bool server_page_is_ours   (const server_page_span & contents); // there is enough of it to say so
+bool server_page_is_foreign(const server_page_span & contents); // it does not even begin as one of ours does
+
 // what a state is good for, by content: names and values, in order
 // both are printable UTF-8 and not empty: they end up in logs and in answers
 struct server_page_identity {

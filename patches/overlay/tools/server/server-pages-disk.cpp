@@ -2,11 +2,13 @@
 
 #include "server-faults.h"
 #include "server-page-check.h"
+#include "server-page-commit.h"
 #include "server-page-os-paced.h"
 
 #include "llama.h"
 #include "../../src/llama-ext.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstring>
 #include <thread>
@@ -61,19 +63,51 @@ static server_page_member member(const server_page_file & file, server_pace & pa
     return res;
 }
 
-// other programs use these suffixes too: what is theirs is not replaced
-static server_page_files_result another_ones_sidecar(server_page_os & os, const std::string & dir, const std::string & filename) {
+// no bytes: it is not there, or empty
+static server_page_files_result read_begin(server_page_os & os, const server_page_os_path & path, size_t n_bytes_max, std::vector<uint8_t> & begin) {
+    server_page_os_handle_ptr file;
+    uint64_t                  n_bytes = 0;
+
+    const auto opened = os.open(path, file, n_bytes);
+
+    begin.resize(std::min<uint64_t>(n_bytes, n_bytes_max));
+    if (begin.empty()) {
+        return server_page_told_unless_gone(opened);
+    }
+    return server_page_told(os.read(path, *file, begin.data(), begin.size()));
+}
+
+// other programs use these names too: what is theirs is not replaced
+static server_page_files_result refuse_another_programs(server_page_os & os, const std::string & dir, const std::string & filename) {
+    const auto theirs = [](const server_page_os_path & path) {
+        return server_page_files_result { SERVER_PAGE_FILES_IO,
+            path.str() + " is another program's, and a page of this name would replace it: use another name, or move it away" };
+    };
+
+    std::vector<uint8_t> begin;
+
+    bool any_ours = false;
     for (const auto * suffix : { SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }) {
         const server_page_os_path path = { dir, filename + suffix };
 
-        server_page_os_handle_ptr file;
-        uint64_t                  n_bytes = 0;
-        uint8_t                   magic[SERVER_PAGE_MAGIC_SIZE];
-
-        if (os.open(path, file, n_bytes).ok() && n_bytes >= sizeof(magic) && os.read(path, *file, magic, sizeof(magic)).ok() &&
-                !server_page_is_ours({ magic, sizeof(magic) })) {
-            return { SERVER_PAGE_FILES_IO, path.str() + " is another program's, and a page of this name would replace it: use another name, or move it away" };
+        if (auto res = read_begin(os, path, SERVER_PAGE_HEADER_SIZE_MAX, begin); !res.ok()) {
+            return res;
         }
+        if (server_page_is_foreign(span(begin))) {
+            return theirs(path);
+        }
+        any_ours = any_ours || server_page_is_ours(span(begin));
+    }
+
+    // a state whose head is damaged is known by what is beside it
+    const server_page_os_path path = { dir, filename };
+
+    if (auto res = read_begin(os, path, sizeof(uint32_t), begin); !res.ok()) {
+        return res;
+    }
+    const auto head = server_page_read_head(span(begin), LLAMA_STATE_SEQ_MAGIC, LLAMA_STATE_SEQ_VERSION);
+    if (!begin.empty() && !any_ours && head == SERVER_PAGE_HEAD_FOREIGN) {
+        return theirs(path);
     }
     return {};
 }
@@ -143,7 +177,7 @@ server_page_result server_page_save(const std::string & dir, const std::string &
         held.n_bytes_file += member(to_publish.back(), pace).n_bytes;
 
         server_page_os_paced os(server_page_os_native(), pace);
-        done = another_ones_sidecar(os, dir, filename);
+        done = refuse_another_programs(os, dir, filename);
         if (done.ok()) {
             done = server_page_files(os, dir).publish(filename, to_publish);
         }
