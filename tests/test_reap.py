@@ -92,7 +92,7 @@ def test_an_engine_that_is_about_to_end_is_waited_for(box: Sandbox) -> None:
         [sys.executable, "-m", "llamactl_supervisor", "reap"], env=box.env, stderr=subprocess.PIPE
     )
     assert child.stderr is not None
-    assert f"engine pid={pid} was to be stopped: waiting 60 s".encode() in child.stderr.readline()
+    assert f"engine pid={pid} was to be stopped: waiting 15 s".encode() in child.stderr.readline()
     psutil.Process(pid).kill()
     with child.stderr:
         assert f"engine pid={pid} is gone".encode() in child.stderr.readline()

@@ -96,6 +96,15 @@ def test_an_older_systemd_gets_the_older_type(system: Scope) -> None:
     assert service(system, unit_files.NOTIFY_RELOAD_SINCE)["Type"] == "notify-reload"
 
 
+def test_a_systemd_that_cannot_hand_over_is_told(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unit_install, "systemd_version", lambda: 239)
+    assert "a restart loads the weights again" in home.run("systemd", "install", "--user").err
+    monkeypatch.setattr(unit_install, "systemd_version", lambda: 244)
+    assert home.run("systemd", "install", "--user").err == ""
+
+
 def test_the_socket_is_where_the_daemon_looks_for_it(system: Scope) -> None:
     files = unit_files.render(system, NEW, gpu=False)
     found = settings(files[system.directory / SOCKET])

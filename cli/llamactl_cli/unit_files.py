@@ -27,6 +27,8 @@ NAMES = (
 """Every file that there can be."""
 NOTIFY_RELOAD_SINCE = 253
 """The systemd that knows Type=notify-reload."""
+RESTART_KILL_SIGNAL_SINCE = 244
+"""The systemd that knows RestartKillSignal=."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llamactl.reap")
 
+GRACE_S_MAX = 15.0
+"""Most of `stop_term_s` that is given here. All of it must end before the unit's TimeoutStopSec=,
+which nobody extends for us."""
 KILLED_S = 30.0
 """How long a killed engine may take to be gone: the kernel gives back what it held."""
 MANAGER_ANSWER_S = 5.0
@@ -75,8 +78,9 @@ async def _end(paths: Paths, settings: Settings, saved: store.Saved, found: Engi
             if saved.intent is Intent.UP:
                 store.save(paths.state_file, saved.model_copy(update={"intent": Intent.DOWN}))
                 engine.send(signal.SIGTERM)
-            log.info("engine pid=%d was to be stopped: waiting %g s", pid, settings.stop_term_s)
-            if not await _gone(engine, settings.stop_term_s):
+            grace_s = min(settings.stop_term_s, GRACE_S_MAX)
+            log.info("engine pid=%d was to be stopped: waiting %g s", pid, grace_s)
+            if not await _gone(engine, grace_s):
                 log.warning("engine pid=%d does not end: KILL", pid)
                 engine.send(signal.SIGKILL)
                 if not await _gone(engine, KILLED_S):

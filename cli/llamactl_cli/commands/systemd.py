@@ -96,6 +96,8 @@ def install(
         output.emit(DryRunView(files))
         return
     done = unit_install.install(files, scope, force=force)
+    if version < unit_files.RESTART_KILL_SIGNAL_SINCE:
+        output.say(f"systemd {version} hands nothing over: a restart loads the weights again")
     if scope.run_as == "root":
         output.say("it will run as root; --run-as names another user")
     output.emit(UnitsView(done, _next(scope)))
