@@ -148,6 +148,14 @@ def test_the_engine_of_a_daemon_that_hung_otherwise_goes_on(box: Sandbox, job: s
     assert psutil.pid_exists(pid)
 
 
+def test_a_daemon_that_ended_well_knew_what_it_left(box: Sandbox) -> None:
+    pid = crashed(box)
+    pretend_systemd(box, f"17 {UNIT} stop running")
+    box.env["SERVICE_RESULT"] = "success"
+    assert reap(box, "--unit", UNIT)[0] == 0
+    assert psutil.pid_exists(pid)
+
+
 def test_a_systemd_that_does_not_answer_stops_nothing(box: Sandbox) -> None:
     pid = crashed(box)
     box.env |= {"PATH": "/nowhere", "SERVICE_RESULT": "timeout"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,15 +17,14 @@ from booted_root import PYTHON, PYTHON_PATH, BootedRoot, booted
 from sandbox import free_port, until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
 SERVICE, SOCKET = "llamactl.service", "llamactl.socket"
-CONFIG = "/etc/llamactl/config.toml"
 FAKE = "/opt/llamactl/tests/fakes/fake_engine.py"
-RUNTIME = "/run/llamactl"
-STATE = "/var/lib/llamactl"
-LEFT = (CONFIG, RUNTIME, STATE)
+USER = 1000
+"""A user with a systemd of his own; he is not logged in."""
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +37,41 @@ def machine(engine_path: Path, model_path: Path) -> Iterator[BootedRoot]:
 class Service:
     """llamactl as a service of the booted machine, with one engine configured."""
 
+    scope = "--system"
+    units = "/etc/systemd/system"
+    config = "/etc/llamactl/config.toml"
+    runtime = "/run/llamactl"
+    state = "/var/lib/llamactl"
+
     def __init__(self, machine: BootedRoot) -> None:
         self.machine = machine
         self.port = free_port()
 
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command as whoever the service belongs to."""
+        return self.machine.run(*command, check=check)
+
     def llamactl(self, *words: str, check: bool = True) -> Any:
-        """Run the command as an administrator does; return its JSON."""
-        command = ("env", f"LLAMACTL_RUNTIME_DIR={RUNTIME}", PYTHON, "-m", "llamactl_cli")
-        done = self.machine.run(*command, "--json", *words, check=check)
+        """Run the command as its owner does; return its JSON."""
+        command = ("env", f"LLAMACTL_RUNTIME_DIR={self.runtime}", PYTHON, "-m", "llamactl_cli")
+        done = self.run(*command, "--json", *words, check=check)
         return json.loads(done.stdout or done.stderr)
 
     def systemctl(self, *words: str) -> int:
         """Run it; return its exit code."""
-        return self.machine.run("systemctl", *words, check=False).returncode
+        return self.run("systemctl", self.scope, *words, check=False).returncode
 
-    def install(self, *words: str, run_as: str = "root", settings: str = "") -> None:
-        """Install the units; `settings` are the test's own of the service."""
-        self.llamactl("systemd", "install", "--system", "--run-as", run_as, *words)
+    def install(self, *words: str, settings: str = "") -> list[str]:
+        """Install the units; return what is to be done next.
+
+        `settings` are the test's own of the service.
+        """
+        done = self.llamactl("systemd", "install", self.scope, *words)
         own = f"[Service]\nEnvironment=PYTHONPATH={PYTHON_PATH}\n{settings}\n"
-        self.machine.write(f"/etc/systemd/system/{SERVICE}.d/90-test.conf", own)
+        self.machine.write(f"{self.units}/{SERVICE}.d/90-test.conf", own)
         assert self.systemctl("daemon-reload") == 0
+        steps: list[str] = done["next"]
+        return steps
 
     def configure(self, *fake: str, n_ctx: int = 4096, n_seq: int = 2, daemon: str = "") -> None:
         """Configure the engine: the real one, or the fake one if it is to misbehave."""
@@ -64,7 +79,7 @@ class Service:
         lines = ["[engine]", 'model = "/opt/model.gguf"', f'engine_path = "{engine}"']
         lines += [f"port = {self.port}", f"n_ctx = {n_ctx}", f"n_seq = {n_seq}"]
         lines += [f"extra_args = {json.dumps(fake)}", "[daemon]", daemon]
-        self.machine.write(CONFIG, "\n".join(lines))
+        self.machine.write(self.config, "\n".join(lines))
 
     def start(self) -> int:
         """Start socket and service; return the engine's pid once systemctl says that it serves."""
@@ -79,7 +94,7 @@ class Service:
 
     def shown(self, name: str) -> str:
         """Return a property of the service."""
-        done = self.machine.run("systemctl", "show", SERVICE, "--value", "--property", name)
+        done = self.run("systemctl", self.scope, "show", SERVICE, f"--property={name}", "--value")
         return done.stdout.strip()
 
     def processes(self) -> str:
@@ -97,17 +112,21 @@ class Service:
         """Signal a process."""
         self.machine.run("sh", "-c", 'kill -"$1" "$2"', "sh", signal, str(pid))
 
+    def crash(self) -> None:
+        """Kill the daemon."""
+        self.kill("KILL", self.shown("MainPID"))
+
     def saved(self) -> Any:
         """Return the state that outlives the daemon."""
-        return json.loads(self.machine.run("cat", f"{STATE}/state.json").stdout)
+        return json.loads(self.machine.run("cat", f"{self.state}/state.json").stdout)
 
     @contextlib.contextmanager
     def disk_that_hangs(self) -> Iterator[None]:
         """Have the daemon wait for ever when it saves its state: nobody reads that pipe."""
-        new = f"{STATE}/state.json.new"
-        self.machine.run("mkfifo", new)
+        new = f"{self.state}/state.json.new"
+        self.run("mkfifo", new)
         yield
-        self.machine.run("rm", new)
+        self.run("rm", new)
 
     def journal(self) -> str:
         """Return what service and systemd wrote."""
@@ -129,9 +148,37 @@ class Service:
         self.systemctl("kill", "--kill-whom=all", "--signal=KILL", SERVICE)
         self.systemctl("stop", SERVICE, SOCKET)
         self.systemctl("reset-failed", SERVICE)
-        self.machine.run("rm", "-rf", f"/etc/systemd/system/{SERVICE}.d", *LEFT)
-        self.llamactl("systemd", "uninstall", "--system", "--force")
+        self.systemctl("disable", SERVICE, SOCKET)
+        left = (self.config, self.runtime, self.state)
+        self.machine.run("rm", "-rf", f"{self.units}/{SERVICE}.d", *left)
+        self.llamactl("systemd", "uninstall", self.scope, "--force")
         self.systemctl("daemon-reload")
+
+
+class UsersService(Service):
+    """The same for one user, under his own systemd."""
+
+    scope = "--user"
+    home = "/home/somebody"
+    units = f"{home}/.config/systemd/user"
+    config = f"{home}/.config/llamactl/config.toml"
+    runtime = f"/run/user/{USER}/llamactl"
+    state = f"{home}/.local/state/llamactl"
+
+    def __init__(self, machine: BootedRoot) -> None:
+        super().__init__(machine)
+        session = f"/run/user/{USER}"
+        machine.run("useradd", "--uid", str(USER), "--create-home", "somebody")
+        machine.run("install", "-d", "-m", "700", "-o", str(USER), session)
+        manager = ("--unit=somebody", "--property=Delegate=yes", "--property=User=somebody")
+        env = f"--setenv=XDG_RUNTIME_DIR={session}"
+        machine.run("systemd-run", *manager, env, "/usr/lib/systemd/systemd", "--user")
+        until(lambda: self.systemctl("is-active", "default.target") == 0)
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        ids = (f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+        env = (f"HOME={self.home}", f"XDG_RUNTIME_DIR=/run/user/{USER}")
+        return self.machine.run("setpriv", *ids, "env", *env, *command, check=check)
 
 
 @pytest.fixture
@@ -147,6 +194,46 @@ def test_this_systemd_finds_nothing_wrong_with_the_units(service: Service) -> No
     assert service.shown("Type") == "notify-reload"
 
 
+def test_what_install_says_is_to_be_done_next_is_all_there_is_to_do(service: Service) -> None:
+    steps = service.install("--cpu")
+    service.configure()
+    for step in steps[:2]:
+        service.run(*shlex.split(step))
+    assert service.status()["state"] == "ready"
+    assert [service.systemctl("is-enabled", unit) for unit in (SERVICE, SOCKET)] == [0, 0]
+    refused = service.llamactl("systemd", "uninstall", service.scope, check=False)["error"]
+    assert refused["message"] == f"{SERVICE} is active"
+    service.run(*shlex.split(refused["hint"].removeprefix("first: ")))
+    gone = service.llamactl("systemd", "uninstall", service.scope)
+    assert set(gone["files"].values()) == {"removed"}
+    assert service.processes() == ""
+
+
+def test_a_users_own_service_does_the_same(machine: BootedRoot) -> None:
+    with contextlib.closing(UsersService(machine)) as service:
+        steps = service.install("--cpu")
+        assert steps[2].startswith("loginctl enable-linger")
+        service.configure()
+        machine.run("chown", "-R", str(USER), service.home)
+        for step in steps[:2]:
+            service.run(*shlex.split(step))
+        pid = service.status()["engine"]["pid"]
+        service.configure(n_ctx=16384)
+        assert service.systemctl("reload", SERVICE) == 0
+        for restart in (lambda: service.systemctl("restart", SERVICE), service.crash):
+            daemon = service.shown("MainPID")
+            restart()
+            engine = service.until_ready(daemon)["engine"]
+            assert (engine["pid"], engine["geometry"]["n_ctx"]) == (pid, 16384)
+        with service.disk_that_hangs():
+            service.systemctl("stop", "--no-block", SERVICE)
+            until(lambda: service.status()["state"] == "stopping")
+        service.crash()
+        service.systemctl("stop", SERVICE)
+        assert service.shown("Result") == "signal"
+        assert service.processes() == ""
+
+
 def test_start_is_over_when_the_engine_serves_and_stop_leaves_nothing(service: Service) -> None:
     service.install("--cpu")
     service.configure()
@@ -156,7 +243,10 @@ def test_start_is_over_when_the_engine_serves_and_stop_leaves_nothing(service: S
     assert service.systemctl("stop", SERVICE) == 0
     assert (service.shown("Result"), service.shown("StatusText")) == ("success", "stopped")
     assert service.processes() == ""
-    assert service.machine.run("ls", RUNTIME).stdout.split() == ["control.sock", "daemon.lock"]
+    assert service.machine.run("ls", service.runtime).stdout.split() == [
+        "control.sock",
+        "daemon.lock",
+    ]
     assert service.saved()["intent"] == "down"
 
 
@@ -170,8 +260,10 @@ def test_after_a_stop_the_socket_brings_the_daemon_back(service: Service) -> Non
         assert service.systemctl("stop", SERVICE) == 0
 
 
-def test_reload_changes_the_live_engine(service: Service) -> None:
-    service.install("--cpu")
+@pytest.mark.parametrize("kind", ["notify-reload", "notify"])
+def test_reload_changes_the_live_engine(service: Service, kind: str) -> None:
+    """The second kind is what an older systemd knows: it sends no signal besides."""
+    service.install("--cpu", settings=f"Type={kind}")
     service.configure()
     pid = service.start()
     daemon = service.shown("MainPID")
@@ -206,7 +298,7 @@ def test_a_reload_that_is_refused_fails_and_the_service_goes_on(
     service.configure(*refuse)
     pid = service.start()
     if broken == "file":
-        service.machine.write(CONFIG, "[engine\n")
+        service.machine.write(service.config, "[engine\n")
     else:
         service.configure(*refuse, n_ctx=131072)
     assert service.systemctl("reload", SERVICE) == 1
@@ -322,10 +414,11 @@ def test_on_failed_exit_fails_the_service_without_another_try(service: Service) 
 
 
 def test_another_user_is_served_and_reads_what_he_may(service: Service) -> None:
-    service.install("--cpu", run_as="games", settings="TimeoutStopSec=3")
+    service.install("--cpu", "--run-as", "games", settings="TimeoutStopSec=3")
     service.configure()
     pid = service.start()
-    owner = service.machine.run("stat", "-c", "%U %a", f"{RUNTIME}/control.sock", RUNTIME).stdout
+    paths = (f"{service.runtime}/control.sock", service.runtime)
+    owner = service.machine.run("stat", "-c", "%U %a", *paths).stdout
     assert owner.split() == ["games", "600", "games", "700"]
     assert re.search(r"^Uid:\s+5\s", service.machine.run("cat", f"/proc/{pid}/status").stdout, re.M)
     daemon = service.shown("MainPID")

@@ -110,12 +110,12 @@ def _listens(path: Path) -> bool:
 
 
 def stop_is_asked(unit: str, user: bool, env: Mapping[str, str]) -> bool:
-    """Say whether a stop of `unit` ended its daemon by force, from ExecStopPost= of that unit.
+    """Say whether `unit` is being stopped although its daemon failed, from its ExecStopPost=.
 
-    A daemon that hung has not recorded that it was to stop. Then only the manager knows that this
-    is no restart: by the result, and by the job that it works on.
+    A daemon that hung or was killed may not have recorded that it was to stop. Then only the
+    manager knows that this is neither a restart nor a crash: by the job that it works on.
     """
-    if env.get("SERVICE_RESULT") != "timeout":
+    if env.get("SERVICE_RESULT", "success") == "success":
         return False
     command = ["systemctl", *(["--user"] if user else []), "list-jobs", "--plain", "--no-legend"]
     try:
