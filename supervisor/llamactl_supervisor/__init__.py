@@ -5,9 +5,10 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     0 pure: errors fields models paths settings api_settings resolve config
     0 pure: backoff launch plan events snapshot commands reload state view engine_metrics
     1 one thing each: process ports store instances keys ledger logs metrics operations engine
+    1 one thing each: notify activation
     1 one file of its own: daemon_log
     1 one socket each: listener tokens
-    2 hands: effects records scrape control
+    2 hands: effects records scrape control announcer reap
     2 the other end: client
     3 the door for strangers: guard
     3 what is published: describe

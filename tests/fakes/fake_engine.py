@@ -16,6 +16,7 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
     --fake-parked            hold a parked request, whose page is neither taken, dropped nor spilled
     --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
+    --fake-reconfigure-s S   take S seconds over each reconfigure, as behind a long prompt
     --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
 """
 
@@ -54,6 +55,7 @@ def parse() -> argparse.Namespace:
     for name in ("--admin-private", "--metrics", "--kv-unified", "--no-kv-unified"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-load-s", type=float, default=0.0)
+    parser.add_argument("--fake-reconfigure-s", type=float, default=0.0)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
     flags = ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage", "--fake-asleep")
@@ -309,6 +311,7 @@ class Handler(BaseHTTPRequestHandler):
             self.do_page(url.path.removeprefix("/slots/"), url.query)
             return
         change = self.body()
+        time.sleep(self.engine.flags.fake_reconfigure_s)
         reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
         if reasons:
             reason = reasons.pop(0)
