@@ -88,6 +88,8 @@ STATES: dict[str, Snapshot] = {
     "paging": play(READY, ev.Page("p", OperationKind.PAGE_OUT, "fox", 1))[0],
     "reconfiguring": play(READY, ev.Reconfigure("r", CHANGE))[0],
     "reloading": play(READY, ev.ConfigRead("r", CONFIG))[0],
+    "reloading twice": play(READY, ev.ConfigRead("r", CONFIG), ev.ConfigRead("q", CONFIG))[0],
+    "handing over": play(READY, ev.Reconfigure("r", CHANGE), ev.HandOver())[0],
     "stopping": play(READY, ev.Stop("s"))[0],
     "stopping while spawning": play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))[0],
     "restarting": play(READY, ev.Restart("s"))[0],
@@ -118,6 +120,7 @@ EVENTS: list[ev.Event] = [
     ev.Resume(CONFIG, load=False),
     ev.Found(process(1)),
     ev.Found(process(1), CONFIG),
+    ev.HandOver(),
     ev.Tick(),
 ]
 EVENTS += [

@@ -25,7 +25,7 @@ N_SEQ_RANGE = "from 1 to 256"
 SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
-    *("env", "version", "build", "serve", "slots", "pages", "ledger", "reload"),
+    *("env", "version", "build", "serve", "reap", "systemd", "slots", "pages", "ledger", "reload"),
     "config",
     *("orphans", "top", "doctor", "completion"),
 )

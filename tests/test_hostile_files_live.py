@@ -29,7 +29,7 @@ KINDS = {
     ),
     "llama-dense": ("--lora", "tiny:llama-lora"),
 }
-N_MUTATIONS, N_SETTLED = 300, 150
+N_MUTATIONS, N_SETTLED = 500, 150
 N_BYTES_GROWN_MOST = 3 * 2**20
 """The heap grows by a megabyte at a time; a page that leaks with each restore is ten times that."""
 SEED = 7

@@ -31,6 +31,7 @@ from machine import (
     READY,
     RECORD,
     REQUEST,
+    SETTINGS,
     STATES,
     WEDGED,
     WRITTEN,
@@ -65,11 +66,16 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
     assert len(left) == len(after.waiting) + len(after.paging)
     assert not set(ends) & left, "an ended operation still waits"
     assert not {*before.waiting, *before.paging} - left - set(ends), "an operation was forgotten"
+    reads = {effect.operation for effect in effects if isinstance(effect, ev.ReadConfig)}
+    assert not {*before.reloads} - {*after.reloads} - reads, "a reload was forgotten"
     if isinstance(event, ev.Command):
-        reads = ev.ReadConfig(event.operation) in effects
-        assert [event.operation in ends, event.operation in left, reads].count(True) == 1
+        where = [event.operation in set_ for set_ in (ends, left, reads)]
+        assert where.count(True) == 1
     if isinstance(event, ev.ConfigRead | ev.ConfigBroken):
-        assert (event.operation in ends) ^ (event.operation in left)
+        where = [event.operation in set_ for set_ in (ends, left, after.reloads)]
+        assert where.count(True) == 1
+    assert after.reloading is not None or not after.reloads
+    check_hand_over(after, event, effects)
     assert (after.reloading is None) or after.state is EngineState.RECONFIGURING
     assert after.process is None or after.desired is None or after.running is not None
     if after.state not in SERVING:
@@ -89,6 +95,14 @@ def check_deadlines(after: Snapshot) -> None:
         assert after.deadline is None
     if after.trial_ends is not None:
         assert after.override is not None, "no geometry is on trial"
+
+
+def check_hand_over(after: Snapshot, event: ev.Event, effects: tuple[ev.Effect, ...]) -> None:
+    """What is handed over is not touched; the daemon ends, but not in the middle of a change."""
+    if isinstance(event, ev.HandOver):
+        assert not [effect for effect in effects if isinstance(effect, ev.Spawn | ev.Signal)]
+    if after.leaving and not after.closing:
+        assert (ev.Exit() in effects) is (after.state is not EngineState.RECONFIGURING)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=repr)
@@ -361,3 +375,49 @@ def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
     assert [type(effect) for effect in effects] == [ev.Watch], "its TERM was sent before"
     _, effects = play(ending, ev.Tick(), now=NOW + 5)
     assert effects == (ev.Signal(process(4), ev.Ladder.KILL),)
+
+
+def test_a_hand_over_ends_the_daemon_and_keeps_what_is_wanted() -> None:
+    after, effects = reduce(READY, ev.HandOver(), NOW)
+    assert effects == (ev.Exit(),)
+    assert replace(after, leaving=False) == READY
+
+
+def test_a_hand_over_waits_for_a_change_and_lets_no_other_begin() -> None:
+    changing, effects = play(READY, ev.Reconfigure("r", CHANGE), ev.HandOver())
+    assert ev.Exit() not in effects
+    _, (rejected,) = reduce(changing, ev.Restart("o"), NOW)
+    assert isinstance(rejected, ev.Reject)
+    assert rejected.problem.code == "shutting_down"
+    after, effects = reduce(changing, ev.Reconfigured(1, CHANGE, receipt(), "me", AT), NOW)
+    assert [type(effect) for effect in effects] == [ev.RecordAvoided, ev.Finish, ev.Exit]
+    assert after.override is not None
+
+
+def test_a_full_stop_wins_over_a_hand_over() -> None:
+    changing, _ = play(READY, ev.Reconfigure("r", CHANGE), ev.HandOver())
+    after, effects = reduce(changing, ev.Down("d"), NOW)
+    assert (after.state, after.intent) == (EngineState.STOPPING, Intent.DOWN)
+    assert ev.Exit() not in effects
+    assert ev.Exit() in reduce(after, ev.Exited(1, RECORD, 0.5), NOW)[1]
+
+
+def test_a_reload_beside_another_is_read_once_more_when_that_has_ended() -> None:
+    both, effects = play(READY, ev.ConfigRead("r", CONFIG), ev.ConfigRead("q", CONFIG))
+    assert [type(effect) for effect in effects] == [ev.SendReconfigure]
+    for end in (
+        ev.Reconfigured(1, CHANGE, receipt(), "me", AT),
+        ev.ReconfigureFailed(1, PROBLEM),
+        ev.Stop("s"),
+    ):
+        after, effects = reduce(both, end, NOW)
+        assert ev.ReadConfig("q") in effects
+        assert after.reloads == ()
+
+
+def test_an_engine_that_was_given_up_ends_the_daemon_where_that_is_wanted() -> None:
+    settings = SETTINGS.model_copy(update={"on_failed": "exit"})
+    failed, effects = play(replace(EMPTY, settings=settings), *up(), ev.Exited(1, RECORD, 0.5))
+    assert failed.state is EngineState.FAILED
+    assert effects[-1] == ev.Exit()
+    assert ev.Exit() not in play(EMPTY, *up(), ev.Exited(1, RECORD, 0.5))[1]

@@ -36,6 +36,7 @@ stopped
     reload -> stays: read
     config broken -> stays: fail
     found -> stopping: watch
+    hand over -> stays: exit
 wanted
     up, up another, start, restart, resume -> starting: spawn
     stop, config read -> stays: ok
@@ -44,12 +45,14 @@ wanted
     reload -> stays: read
     config broken -> stays: fail
     found -> starting: watch
+    hand over -> stays: exit
 spawning
     up, start -> stays
     up another, restart, reconfigure, page -> stays: reject
     stop, down -> stopping: fail
     reload -> stays: read
     config read, config broken -> stays: fail
+    hand over -> stays: exit
     tick -> stopping
     spawned -> stays: watch
     spawn failed -> failed: load fail
@@ -59,6 +62,7 @@ starting
     stop, down -> stopping: fail term
     reload -> stays: read
     config read, config broken -> stays: fail
+    hand over -> stays: exit
     tick -> stopping: term
     healthy -> ready: ok load
     exited -> failed: load record fail
@@ -70,6 +74,7 @@ ready
     reload -> stays: read
     config broken -> stays: fail
     page -> stays: send
+    hand over -> stays: exit
     tick, holder lost -> stays
     exited -> crashed: record
     reconfigured -> stays: avoided
@@ -81,6 +86,7 @@ paging
     reload -> stays: read
     config broken -> stays: fail
     page -> stays: send
+    hand over -> stays: exit
     tick, holder lost -> stays
     exited -> crashed: fail record
     reconfigured -> stays: avoided
@@ -91,7 +97,7 @@ reconfiguring
     reload -> stays: read
     config read, config broken -> stays: fail
     page -> stays: send
-    tick, holder lost -> stays
+    hand over, tick, holder lost -> stays
     exited -> crashed: record fail
     reconfigured -> ready: avoided ok
     not reconfigured -> ready: fail
@@ -100,17 +106,38 @@ reloading
     up another, restart, reconfigure -> stays: reject
     stop, down, wedged -> stopping: fail term
     reload -> stays: read
-    config read, config broken -> stays: fail
+    config read, hand over, tick, holder lost -> stays
+    config broken -> stays: fail
     page -> stays: send
-    tick, holder lost -> stays
     exited -> crashed: record fail
     reconfigured -> ready: avoided ok
     not reconfigured -> ready: fail
+reloading twice
+    up, start -> stays: ok
+    up another, restart, reconfigure -> stays: reject
+    stop, down, wedged -> stopping: fail term read
+    reload -> stays: read
+    config read, hand over, tick, holder lost -> stays
+    config broken -> stays: fail
+    page -> stays: send
+    exited -> crashed: record fail read
+    reconfigured -> ready: avoided ok read
+    not reconfigured -> ready: fail read
+handing over
+    up, up another, start, stop, restart, reconfigure, reload, page -> stays: reject
+    down -> stopping: fail term
+    config read, config broken -> stays: fail
+    tick, holder lost -> stays
+    wedged -> stopping: fail term exit
+    exited -> crashed: record fail exit
+    reconfigured -> ready: avoided ok exit
+    not reconfigured -> ready: fail exit
 stopping
     up, up another, start, restart, reconfigure, page -> stays: reject
     stop, down, holder lost -> stays
     reload -> stays: read
     config read, config broken -> stays: fail
+    hand over -> stays: exit
     tick -> stays: kill
     exited -> stopped: ok
     reconfigured -> stays: avoided
@@ -119,12 +146,14 @@ stopping while spawning
     stop, down -> stays
     reload -> stays: read
     config read, config broken -> stays: fail
+    hand over -> stays: exit
     spawned -> stays: watch term
     spawn failed -> stopped: ok
 restarting
     up, up another, start, restart, reconfigure, page -> stays: reject
     stop, down, config read, config broken -> stays: fail
     reload -> stays: read
+    hand over -> stays: exit
     tick -> stays: kill
     holder lost -> stays
     exited -> starting: spawn
@@ -134,6 +163,7 @@ replacing
     stop, down, holder lost -> stays
     reload -> stays: read
     config read, config broken -> stays: fail
+    hand over -> stays: exit
     tick -> stays: kill
     exited -> crashed: record
     reconfigured -> stays: avoided
@@ -141,12 +171,13 @@ load stalled
     up, up another, start, restart, reconfigure, page -> stays: reject
     stop, down, config read, config broken -> stays: fail
     reload -> stays: read
+    hand over -> stays: exit
     tick -> stays: kill
     holder lost -> stays
     exited -> failed: load record fail
 going down
     up, up another, start, stop, restart, reconfigure, reload, page -> stays: reject
-    down, holder lost -> stays
+    down, hand over, holder lost -> stays
     config read, config broken -> stays: fail
     tick -> stays: kill
     exited -> stopped: ok exit
@@ -159,6 +190,7 @@ crashed
     reload -> stays: read
     config read -> stays: ok
     config broken -> stays: fail
+    hand over -> stays: exit
 failed
     up, up another, start, restart -> starting: spawn
     stop -> stopped: ok
@@ -167,6 +199,7 @@ failed
     reload -> stays: read
     config read -> stays: ok
     config broken -> stays: fail
+    hand over -> stays: exit
 """
 
 EVENTS: dict[str, ev.Event] = {
@@ -184,6 +217,7 @@ EVENTS: dict[str, ev.Event] = {
     "page ended": ev.PageEnded("p", PAGED),
     "resume": ev.Resume(),
     "found": ev.Found(process(1)),
+    "hand over": ev.HandOver(),
     "tick": ev.Tick(),
     "spawned": ev.Spawned(1, process(1)),
     "spawn failed": ev.SpawnFailed(1, PROBLEM, 0.5),

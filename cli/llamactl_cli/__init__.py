@@ -15,6 +15,8 @@
     remains    what a daemon that is gone left behind; remains_view what status shows of it
     provide    the engine and the model, built or fetched where they are missing
     checks/    what `doctor` looks at
+    unit_files    systemd's units, filled in
+    unit_install  their place
     commands/  parse, one client call, emit a view
 
 What a command prints is a view: `text` is its table and `data` its JSON. Importing the package is

@@ -37,6 +37,7 @@ COMMANDS = {
     "version": "version",
     "build": "build",
     "serve": "serve",
+    "reap": "reap",
     "completion": "completion",
 }
 """Where each command is, as help lists them."""
@@ -52,9 +53,11 @@ PAGES = {
     "gc": "page_check",
 }
 CONFIG = {"show": "config", "check": "config", "docs": "config"}
+SYSTEMD = {"install": "systemd", "uninstall": "systemd"}
 GROUPS = {
     "pages": ("Take conversations out of their slots and back.", PAGES),
     "config": ("What is configured, and where it comes from.", CONFIG),
+    "systemd": ("Run the daemon as a service of systemd.", SYSTEMD),
 }
 """Commands of two words: what the first is about, and where each second one is."""
 

@@ -16,7 +16,14 @@ LINGERING = Path("/var/lib/systemd/linger")
 
 def ends_at_logout(paths: Paths, lingering: Path = LINGERING) -> str | None:
     """Return the user's name if systemd removes the runtime directory at the last logout."""
-    if not paths.runtime.is_relative_to(SESSIONS / str(os.getuid())):
-        return None
-    name = pwd.getpwuid(os.getuid()).pw_name
-    return None if (lingering / name).exists() else name
+    inside = paths.runtime.is_relative_to(SESSIONS / str(os.getuid()))
+    return None if not inside or lingers(lingering) else _name()
+
+
+def lingers(lingering: Path = LINGERING) -> bool:
+    """Return whether the user's systemd goes on after the last logout."""
+    return (lingering / _name()).exists()
+
+
+def _name() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name

@@ -1,4 +1,4 @@
-"""`python -m llamactl_supervisor serve`: the daemon in the foreground."""
+"""`python -m llamactl_supervisor serve`: the daemon in the foreground; `reap`: after one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llamactl_supervisor import daemon_log, describe
 from llamactl_supervisor.config import load
-from llamactl_supervisor.daemon import Daemon
 from llamactl_supervisor.errors import ExitCode, LlamactlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DISTRIBUTION = "llamactl-sidecar"
 
@@ -41,23 +43,8 @@ class _Json(logging.Formatter):
 
 
 def main() -> int:
-    """Serve, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="llamactl-supervisor")
-    commands = parser.add_subparsers(required=True, dest="command")
-    published = commands.add_parser("describe", help="print what is published about the daemon")
-    published.add_argument("what", choices=("openapi", "metrics"))
-    serve = commands.add_parser("serve", help="run the daemon")
-    serve.add_argument("--log-format", choices=("text", "json"), default="text")
-    serve.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
-    serve.add_argument(
-        "--no-resume",
-        action="store_true",
-        help="wait for a request instead of loading the configured engine or the last one",
-    )
-    arguments = parser.parse_args()
-    if arguments.command == "describe":
-        sys.stdout.write(getattr(describe, arguments.what)())
-        return ExitCode.OK
+    """Serve, reap or describe, and return the process's exit code."""
+    arguments = _parser().parse_args()
     os.umask(0o077)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if arguments.log_format == "json" else _Text())
@@ -65,16 +52,63 @@ def main() -> int:
     for noisy in ("httpx", "httpcore", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        loaded = load(file=arguments.config)
-        loaded.paths.create()
-        settings = loaded.config.daemon
-        daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
-        daemon = Daemon(loaded, _version())
-        asyncio.run(daemon.run(resume=not arguments.no_resume))
+        work: Callable[[argparse.Namespace], ExitCode] = arguments.work
+        return work(arguments)
     except LlamactlError as exc:
         hint = f" ({exc.hint})" if exc.hint else ""
         logging.getLogger("llamactl").error("%s: %s%s", exc.code, exc.message, hint)
         return exc.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llamactl-supervisor")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
+    common.add_argument("--log-format", choices=("text", "json"), default="text")
+    commands = parser.add_subparsers(required=True)
+    published = commands.add_parser("describe", help="print what is published about the daemon")
+    published.add_argument("what", choices=("openapi", "metrics"))
+    published.set_defaults(work=_describe, log_format="text")
+    serve = commands.add_parser("serve", parents=[common], help="run the daemon")
+    serve.add_argument(
+        "--no-resume",
+        action="store_true",
+        help="wait for a request instead of loading the configured engine or the last one",
+    )
+    serve.set_defaults(work=_serve)
+    reap = commands.add_parser("reap", parents=[common], help="clear away what a dead daemon left")
+    reap.add_argument("--unit", metavar="NAME", help="the systemd unit that is being stopped")
+    reap.add_argument("--user", action="store_true", help="of the user's own systemd")
+    reap.set_defaults(work=_reap)
+    return parser
+
+
+def _describe(arguments: argparse.Namespace) -> ExitCode:
+    from llamactl_supervisor import describe
+
+    sys.stdout.write(getattr(describe, arguments.what)())
+    return ExitCode.OK
+
+
+def _serve(arguments: argparse.Namespace) -> ExitCode:
+    from llamactl_supervisor import daemon_log
+    from llamactl_supervisor.daemon import Daemon
+
+    loaded = load(file=arguments.config)
+    loaded.paths.create()
+    settings = loaded.config.daemon
+    daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
+    daemon = Daemon(loaded, _version())
+    return asyncio.run(daemon.run(resume=not arguments.no_resume))
+
+
+def _reap(arguments: argparse.Namespace) -> ExitCode:
+    from llamactl_supervisor.reap import reap, stop_is_asked
+
+    unit: str | None = arguments.unit
+    stopping = unit is not None and stop_is_asked(unit, arguments.user, os.environ)
+    loaded = load(file=arguments.config)
+    asyncio.run(reap(loaded.paths, loaded.config.daemon, stopping))
     return ExitCode.OK
 
 

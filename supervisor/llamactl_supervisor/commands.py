@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def obey(snapshot: Snapshot, command: Command, now: float) -> Step:
     """Return the step for `command`; a rejected one leaves the snapshot as it was."""
-    if snapshot.closing and not isinstance(command, ev.Down):
+    if (snapshot.closing or snapshot.leaving) and not isinstance(command, ev.Down):
         return _reject(snapshot, command, Code.SHUTTING_DOWN, "the daemon is shutting down")
     match command:
         case ev.Up():

@@ -11,16 +11,24 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from llamactl_supervisor import activation, ledger, logs, reload, store, view
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import ledger, logs, reload, store, view
+from llamactl_supervisor.announcer import Announcer
 from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.config import config_refused
 from llamactl_supervisor.effects import Effects
-from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.launch import instance_id
 from llamactl_supervisor.listeners import Listeners
-from llamactl_supervisor.models import DaemonStatus, OperationKind, Problem, ReloadResult
+from llamactl_supervisor.models import (
+    DaemonStatus,
+    EngineState,
+    OperationKind,
+    Problem,
+    ReloadResult,
+)
+from llamactl_supervisor.notify import Notifier
 from llamactl_supervisor.operations import Operations
 from llamactl_supervisor.records import Records
 from llamactl_supervisor.scrape import Scrape
@@ -46,7 +54,10 @@ log = logging.getLogger("llamactl.daemon")
 
 
 class Daemon:
-    """Supervises one engine for one runtime directory, until `down`, TERM or INT."""
+    """Supervises one engine for one runtime directory, until `down`, TERM, INT or USR2.
+
+    TERM and INT stop the engine first, USR2 leaves it to the next daemon.
+    """
 
     def __init__(self, loaded: Loaded, version: str) -> None:
         paths, settings = loaded.paths, loaded.config.daemon
@@ -62,6 +73,8 @@ class Daemon:
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
         self._unsaved: LlamactlError | None = None
+        self._notifier = Notifier.take_from(os.environ)
+        self._announcer = Announcer(self._notifier)
         self._about = DaemonStatus(
             pid=os.getpid(),
             version=version,
@@ -70,25 +83,30 @@ class Daemon:
             log_dir=str(paths.logs),
         )
 
-    async def run(self, *, resume: bool) -> None:
+    async def run(self, *, resume: bool) -> ExitCode:
         """Serve until the end. `resume`: load the engine of the configuration or saved intent.
 
-        An engine that still runs is adopted in any case. Raises `daemon_running`,
-        `state_unreadable`, `insecure_directory`, `config_invalid` when the configuration names a
-        model and nothing names a llama-server, and what `Listeners` raises.
+        An engine that still runs is adopted in any case. Returns NOT_RUNNING after an engine that
+        was given up. Raises `daemon_running`, `state_unreadable`, `insecure_directory`,
+        `config_invalid` when the configuration names a model and nothing names a llama-server, and
+        what `activation.inherited` and `Listeners` raise.
         """
         self._paths.create()
         lock = store.lock(self._paths.daemon_lock)
         try:
             self._load()
+            handed = activation.inherited(os.environ, self._paths.control_socket)
             listeners = Listeners(
-                *(self, self._version, self._paths.control_socket),
+                *(self, self._version, self._paths.control_socket, handed),
                 *(self._loaded.config.api, self._loaded.config.daemon.close_s),
             )
             await self._take_over(resume=resume)
             await self._serve(listeners)
         finally:
+            self._notifier.close()
             os.close(lock)
+        failed = self._snapshot.state is EngineState.FAILED and not self._snapshot.closing
+        return ExitCode.NOT_RUNNING if failed else ExitCode.OK
 
     def _load(self) -> None:
         self._saved, aside = store.load(self._paths.state_file)
@@ -140,10 +158,14 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number.name)
+        loop.add_signal_handler(signal.SIGUSR2, self._queue.put_nowait, ev.HandOver())
         loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload, signal.SIGHUP.name)
+        self._start(self._announcer.keep_alive())
+        self._announcer.follow(self._snapshot)
         try:
             while not self._ending.is_set():
                 await self._step(await self._next())
+                self._announcer.follow(self._snapshot)
             await self._operations.told(self._snapshot.settings.close_s)
         finally:
             self._ending.set()
@@ -292,8 +314,11 @@ class Daemon:
 
     def _reload_begins(self, effect: ev.ReadConfig) -> None:
         log.info("reload of %s by %s", self._loaded.file, self._by(effect.operation))
+        self._announcer.reloading()
 
     def _reload_ended(self, outcome: OperationResult | Problem) -> None:
+        refused = outcome.message if isinstance(outcome, Problem) else None
+        self._announcer.reloaded(self._snapshot, refused)
         if isinstance(outcome, Problem):
             log.error("not reloaded, the old configuration stays: %s", outcome.message)
         elif isinstance(outcome, ReloadResult):

@@ -292,6 +292,11 @@ class PageEnded:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """The daemon is to end and leave the engine to the next one."""
+
+
+@dataclass(frozen=True)
 class ConfigBroken:
     """The configuration was read again, and makes none."""
 
@@ -310,7 +315,7 @@ StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
 RunningFact = Observed | Wedged | Exited | Reconfigured | ReconfigureFailed
 ProcessFact = StartingFact | RunningFact
 ConfigFact = ConfigRead | ConfigBroken
-Event = Command | ProcessFact | ConfigFact | PageEnded | Resume | Found | Tick
+Event = Command | ProcessFact | ConfigFact | PageEnded | Resume | Found | HandOver | Tick
 
 
 # --- effects -------------------------------------------------------------------------------------

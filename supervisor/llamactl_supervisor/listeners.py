@@ -28,11 +28,20 @@ class Listeners:
     """Bound when they are made; they answer from `start` to `close`."""
 
     def __init__(
-        self, daemon: Supervisor, version: str, control: Path, api: ApiSettings, close_s: float
+        self,
+        daemon: Supervisor,
+        version: str,
+        control: Path,
+        handed: socket.socket | None,
+        api: ApiSettings,
+        close_s: float,
     ) -> None:
-        """Bind. Raises `daemon_start_failed`, and `invalid_request` for an unusable token file."""
+        """Bind; the unix socket only if it was not `handed` over.
+
+        Raises `daemon_start_failed`, and `invalid_request` for an unusable token file.
+        """
         app = create_app(daemon, version)
-        self._control = control
+        self._control, self._ours = control, handed is None
         self._addresses = {"api": api.listen, "probes": api.probes_listen}
         self._serving: list[asyncio.Task[None]] = []
         self._servers: list[Server] = []
@@ -46,7 +55,7 @@ class Listeners:
                 add(Guard(app, api.listen, Tokens(api)), bind_tcp(api.listen))
             if api.probes_listen is not None:
                 add(create_probes(daemon), bind_tcp(api.probes_listen))
-            add(app, bind(control))
+            add(app, handed or bind(control))
             undo.pop_all()
 
     def start(self) -> None:
@@ -58,8 +67,12 @@ class Listeners:
         self._serving = [asyncio.create_task(server.run_here()) for server in self._servers]
 
     def vanish(self) -> None:
-        """Remove the unix socket: who comes now is told that there is no daemon."""
-        self._control.unlink(missing_ok=True)
+        """Remove the unix socket: who comes now is told that there is no daemon.
+
+        One that was handed over stays: who comes now waits for the next daemon.
+        """
+        if self._ours:
+            self._control.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Answer what was asked, for as long as `close_s`, and end."""

@@ -36,7 +36,12 @@ AT_DAEMON_START = frozenset({"close_s"})
 
 
 def read(snapshot: Snapshot, event: ev.ConfigRead) -> Step:
-    """The configuration was read again: change what can change, and say what cannot."""
+    """The configuration was read again: change what can change, and say what cannot.
+
+    Beside another reload it waits for the end of that one, and is then read once more.
+    """
+    if snapshot.reloading is not None:
+        return replace(snapshot, reloads=(*snapshot.reloads, event.operation)), ()
     if snapshot.state not in IDLE and snapshot.state is not EngineState.READY:
         problem = Problem(
             code=Code.OPERATION_IN_PROGRESS,

@@ -6,7 +6,7 @@ import difflib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
@@ -204,6 +204,8 @@ def _path(text: str, env: Mapping[str, str], below: Path) -> str:
 
 def _plain(kind: Any) -> tuple[type, list[str]]:
     """Return the class below the annotations of `kind`, and its bounds as a person reads them."""
+    if get_origin(kind) is Literal:
+        return str, [" or ".join(map(repr, get_args(kind)))]
     extras = getattr(kind, "__metadata__", ())
     bounds = [
         f"{words} {getattr(bound, name):g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,8 @@ class Settings(BaseModel):
     """Upper bound of every retry's delay."""
     crashes_max: Annotated[int, Field(ge=0)] = 5
     """Retries before the engine is FAILED."""
+    on_failed: Literal["stay", "exit"] = "stay"
+    """Once the engine was given up: `stay` and wait for a person, or `exit` with status 3."""
     settle_s: Seconds = 180.0
     """READY for this long makes the next crash the first one again."""
     holder_exit_s: Seconds = 5.0

@@ -70,10 +70,11 @@ class Snapshot:
 
     `desired` is what the next start runs, `running` what the present process was asked to be.
     `config` is the last good one, `baseline` its [engine] as it was brought into force, and
-    `reloading` what takes their place, in RECONFIGURING only. `waiting` holds the operations that
-    end with the present transition, `paging` those that the engine ends by its answer while it
-    serves; `deadline` is the end of patience in STARTING, the KILL in STOPPING, the retry in
-    CRASHED, and in READY the moment from which earlier crashes are forgiven.
+    `reloading` what takes their place, in RECONFIGURING only; `reloads` are those that wait for
+    its end. `waiting` holds the operations that end with the present transition, `paging` those
+    that the engine ends by its answer while it serves. `closing` ends the daemon with its engine,
+    `leaving` without it. `deadline` is the end of patience in STARTING, the KILL in STOPPING, the
+    retry in CRASHED, and in READY the moment from which earlier crashes are forgiven.
 
     `override` is on trial until `trial_ends`: a crash before that goes back to `last_good`, and the
     override is `dropped`. What the engine said before `facts_at` is old. `loads_recorded` are the
@@ -95,8 +96,10 @@ class Snapshot:
     facts: EngineFacts = field(default_factory=ev.EngineFacts)
     after: After = After.REST
     closing: bool = False
+    leaving: bool = False
     waiting: tuple[str, ...] = ()
     paging: tuple[str, ...] = ()
+    reloads: tuple[str, ...] = ()
     crashes: int = 0
     deadline: float | None = None
     cause: ev.LoadCause = ev.LoadCause.UP
@@ -194,7 +197,8 @@ def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Ste
     )
     if (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
         failed = replace(gone, state=EngineState.FAILED, waiting=())
-        return failed, tuple(ev.Fail(name, problem) for name in snapshot.waiting)
+        told = tuple(ev.Fail(name, problem) for name in snapshot.waiting)
+        return failed, (*told, ev.Exit()) if snapshot.settings.on_failed == "exit" else told
     settings = snapshot.settings
     wait_s = delay_s(crashes, jitter, base_s=settings.backoff_base_s, cap_s=settings.backoff_cap_s)
     return replace(gone, state=EngineState.CRASHED, deadline=now + wait_s), ()

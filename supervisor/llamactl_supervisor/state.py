@@ -71,14 +71,22 @@ def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     after, effects = _reduce(snapshot, event, now)
     if after.reloading is not None and after.state is not EngineState.RECONFIGURING:
         after = replace(after, reloading=None)
+    if after.reloads and after.reloading is None:
+        effects = (*effects, *(ev.ReadConfig(name) for name in after.reloads))
+        after = replace(after, reloads=())
     if after.paging and after.state not in SERVING:
-        return _superseded(after, effects)
+        after, effects = _superseded(after, effects)
+    if after.leaving and not after.closing and after.state is not EngineState.RECONFIGURING:
+        # Not in the middle of a change: whoever asked for it is told how it ended.
+        effects = (*effects, ev.Exit())
     return after, effects
 
 
 def _reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
     if isinstance(event, ev.Command):
         return obey(snapshot, event, now)
+    if isinstance(event, ev.HandOver):
+        return replace(snapshot, leaving=True), ()
     if isinstance(event, ev.ProcessFact):
         if event.generation != snapshot.generation or snapshot.state in IDLE:
             return snapshot, ()
@@ -101,7 +109,9 @@ def _superseded(snapshot: Snapshot, effects: tuple[ev.Effect, ...]) -> Step:
 
 
 def _at_large(
-    snapshot: Snapshot, event: ConfigFact | PageEnded | Resume | Found | Tick, now: float
+    snapshot: Snapshot,
+    event: ConfigFact | PageEnded | Resume | Found | Tick,
+    now: float,
 ) -> Step:
     match event:
         case ev.PageEnded() if event.operation in snapshot.paging:

@@ -16,6 +16,7 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
     --fake-parked            hold a parked request, whose page is neither taken, dropped nor spilled
     --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
+    --fake-reconfigure-s S   take S seconds over each reconfigure, as behind a long prompt
     --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
                              | reply-then-die
     --fake-wedged            answer everything, say that a request is worked on, compute nothing
@@ -65,6 +66,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-load-s", type=float, default=0.0)
     parser.add_argument("--fake-lives-s", type=float, default=math.inf)
+    parser.add_argument("--fake-reconfigure-s", type=float, default=0.0)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
     flags = "never-ready ignore-term garbage asleep mute busy parked taken wedged spin older"
@@ -340,6 +342,7 @@ class Handler(BaseHTTPRequestHandler):
             self.engine.said |= change
             self.answer(200, self.engine.said)
             return
+        time.sleep(self.engine.flags.fake_reconfigure_s)
         reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
         if reasons:
             reason = reasons.pop(0)
