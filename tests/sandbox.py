@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import psutil
@@ -60,6 +60,7 @@ class Sandbox:
             "LLAMACTL_RUNTIME_DIR": str(self.root / "r"),
             "XDG_CONFIG_HOME": str(self.root / "config"),
             "LLAMACTL_READY_POLL_S": "0.02",
+            "LLAMACTL_PROBE_S": "0.1",
             "LLAMACTL_BACKOFF_BASE_S": "0.05",
             "LLAMACTL_STOP_TERM_S": "10",
             "PYTHONPATH": str(SOURCE),
@@ -111,6 +112,12 @@ class Sandbox:
         operation = self.client.up(self.request(*fake))
         self.client.wait_operation(operation, timeout_s=WITHIN_S)
         return self.engine_pid()
+
+    def say(self, **fields: object) -> dict[str, Any]:
+        """Have the fake engine say this of itself from now on; return all that it says."""
+        answer = httpx.post(f"http://127.0.0.1:{self.port}/fake", json=fields).raise_for_status()
+        said: dict[str, Any] = answer.json()
+        return said
 
     def engine_pid(self) -> int:
         """Return the pid of the engine that runs."""

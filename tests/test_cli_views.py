@@ -265,11 +265,15 @@ def test_a_crash_shows_the_reason_the_retry_and_the_last_exit() -> None:
         retry_in_s=3.25,
         problem={"code": "engine_exited", "message": "the engine died"},
         last_exit={"summary": "was ended by signal 9 (SIGKILL)", "at": NOON, "signal": 9},
+        crash_record="/s/crashes/a-2.json",
+        dropped_override={"n_ctx": 131072, "n_seq": 4, "kv_unified": None, "by": "me", "at": NOON},
     )
     rows = rows_of(StatusView(status, None).text())
     assert rows["engine"] == "crashed, retry in 3.2 s, crashed 2 times"
     assert rows["problem"] == "the engine died"
     assert rows["last exit"].startswith("was ended by signal 9 (SIGKILL), 2026-10-02 ")
+    assert rows["crash record"] == "/s/crashes/a-2.json"
+    assert rows["dropped"].startswith("n_ctx 131072, n_seq 4, set live 2026-10-02 ")
 
 
 def test_an_operation_and_a_stranger_are_shown() -> None:

@@ -78,6 +78,7 @@ class FakeDaemon:
             daemon=daemon,
             operation=None,
             strangers=(),
+            crash_record=None,
             weight_loads=0,
             loads_avoided=0,
         )

@@ -19,7 +19,7 @@ from llamactl_supervisor.models import (
     UpRequest,
 )
 from llamactl_supervisor.reload import unapplied
-from test_state import EMPTY, FACTS, PROBLEM, RECORD, play, process, receipt
+from machine import AT, EMPTY, FACTS, PROBLEM, RECORD, play, process, receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def request(**engine: Any) -> UpRequest:
 
 
 STOPPED = replace(EMPTY, settings=Settings())
-READY, _ = play(STOPPED, ev.Resume(config()), ev.Spawned(1, process(1)), ev.Healthy(1, FACTS))
+READY, _ = play(STOPPED, ev.Resume(config()), ev.Spawned(1, process(1)), ev.Healthy(1, FACTS, AT))
 DONE = receipt().model_copy(update={"n_weight_loads": 1})
 
 
@@ -255,10 +255,10 @@ def test_settings_hold_at_once_but_for_what_is_read_once() -> None:
 def test_an_engine_that_still_runs_is_left_as_it_is_and_reload_changes_it() -> None:
     saved = replace(
         STOPPED, intent=Intent.UP, generation=1, desired=request(), running=request(),
-        baseline=config().engine,
+        baseline=config().engine, loads_recorded=1,
     )  # fmt: skip
     new = config(n_ctx=32768, port=9090)
-    adopted, effects = play(saved, ev.Found(process(1), new), ev.Healthy(1, FACTS))
+    adopted, effects = play(saved, ev.Found(process(1), new), ev.Healthy(1, FACTS, AT))
     assert [type(effect) for effect in effects] == [ev.Watch]
     assert adopted.running == request()
     assert adopted.desired == request(port=9090), "the next start is on the new port"
@@ -272,7 +272,7 @@ def test_an_engine_that_still_runs_is_left_as_it_is_and_reload_changes_it() -> N
 
 def test_an_engine_of_a_time_before_there_was_a_file_is_compared_as_it_was_asked_for() -> None:
     saved = replace(STOPPED, intent=Intent.UP, generation=1, desired=request(n_ctx=4096))
-    adopted, _ = play(saved, ev.Found(process(1), config()), ev.Healthy(1, FACTS))
+    adopted, _ = play(saved, ev.Found(process(1), config()), ev.Healthy(1, FACTS, AT))
     assert reload(adopted, config())[2] == [{"n_ctx": 16384}]
 
 

@@ -3,141 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llamactl_supervisor import events as ev
-from llamactl_supervisor.config import Config, Settings
-from llamactl_supervisor.events import EngineFacts, EngineProcess
+from llamactl_supervisor.config import Config
 from llamactl_supervisor.models import (
-    EngineConfig,
-    EngineRequest,
     EngineState,
-    ExitRecord,
-    FileReceipt,
-    Geometry,
     Intent,
     LifecycleResult,
     OperationKind,
-    PageReceipt,
-    Problem,
-    ProcessIdentity,
-    Receipt,
-    ReconfigureRequest,
-    UpRequest,
 )
 from llamactl_supervisor.snapshot import IDLE, PAGING_MAX, SERVING, After, Snapshot
 from llamactl_supervisor.state import reduce
-
-if TYPE_CHECKING:
-    from llamactl_supervisor.snapshot import Step
-
-NOW = 1000.0
-AT = datetime(2026, 1, 1, tzinfo=UTC)
-SETTINGS = Settings(ready_stall_s=60, settle_s=180, crashes_max=2, backoff_base_s=1)
-REQUEST = UpRequest(spec=EngineRequest(model="/m.gguf"), engine_path="/bin/llama-server")
-OTHER = REQUEST.model_copy(update={"spec": EngineRequest(model="/other.gguf")})
-PROBLEM = Problem(code="engine_spawn_failed", message="no")
-RECORD = ExitRecord(summary="exited with status 1", at=AT, exit_code=1, last_lines=("oops",))
-FACTS = EngineFacts(Geometry(n_ctx=16384, n_seq=2), 1, None)
-CHANGE = ReconfigureRequest(n_ctx=131072, n_seq=4)
-PAGED = PageReceipt(id_slot=1, page="fox", n_tokens=40, n_bytes=9)
-WRITTEN = FileReceipt(id_slot=1, filename="b", n_tokens=40, n_bytes=9)
-CONFIG = Config(engine=EngineConfig(n_ctx=32768, port=9090, model="/m.gguf"), daemon=SETTINGS)
-EMPTY = Snapshot(seed=UUID(int=0), settings=SETTINGS)
-
-
-def receipt(outcome: str = "applied") -> Receipt:
-    return Receipt.model_validate(
-        {
-            "outcome": outcome,
-            "previous": {"n_ctx": 16384, "n_seq": 2},
-            "geometry": {"n_ctx": 131072, "n_seq": 4},
-            "pause_ms": 80.0,
-            "n_weight_loads": 1,
-        }
-    )
-
-
-def process(generation: int) -> EngineProcess:
-    engine = ProcessIdentity(pid=1000 + generation, start_ticks=1, boot_id="b")
-    holder = ProcessIdentity(pid=2000 + generation, start_ticks=1, boot_id="b")
-    return EngineProcess(instance_id=f"i{generation}", engine=engine, holder=holder)
-
-
-def play(snapshot: Snapshot, *events: ev.Event, now: float = NOW) -> Step:
-    """Reduce all events; return the last snapshot and all effects."""
-    effects: list[ev.Effect] = []
-    for event in events:
-        snapshot, more = reduce(snapshot, event, now)
-        effects += more
-    return snapshot, tuple(effects)
-
-
-def up(generation: int = 1) -> tuple[ev.Event, ...]:
-    return (ev.Up("up", REQUEST), ev.Spawned(generation, process(generation)))
-
-
-READY, _ = play(EMPTY, *up(), ev.Healthy(1, FACTS))
-STATES: dict[str, Snapshot] = {
-    "stopped": EMPTY,
-    "spawning": play(EMPTY, ev.Up("up", REQUEST))[0],
-    "starting": play(EMPTY, *up())[0],
-    "ready": READY,
-    "paging": play(READY, ev.Page("p", OperationKind.PAGE_OUT, "fox", 1))[0],
-    "reconfiguring": play(READY, ev.Reconfigure("r", CHANGE))[0],
-    "reloading": play(READY, ev.ConfigRead("r", CONFIG))[0],
-    "reloading twice": play(READY, ev.ConfigRead("r", CONFIG), ev.ConfigRead("q", CONFIG))[0],
-    "handing over": play(READY, ev.Reconfigure("r", CHANGE), ev.HandOver())[0],
-    "stopping": play(READY, ev.Stop("s"))[0],
-    "stopping while spawning": play(EMPTY, ev.Up("up", REQUEST), ev.Stop("s"))[0],
-    "restarting": play(READY, ev.Restart("s"))[0],
-    "going down": play(READY, ev.Down("d"))[0],
-    "crashed": play(READY, ev.Exited(1, RECORD, 0.5))[0],
-    "failed": play(EMPTY, *up(), ev.Exited(1, RECORD, 0.5))[0],
-}
-EVENTS: list[ev.Event] = [
-    ev.Up("o", REQUEST),
-    ev.Up("o", OTHER),
-    ev.Start("o"),
-    ev.Stop("o"),
-    ev.Restart("o"),
-    ev.Down("o"),
-    ev.Reconfigure("o", CHANGE),
-    ev.Reload("o"),
-    ev.Page("o", OperationKind.PAGE_OUT, "fox", 1),
-    ev.PageFile("o", OperationKind.PAGE_SPILL, "b", page="fox"),
-    ev.PageEnded("p", PAGED),
-    ev.PageEnded("p", WRITTEN),
-    ev.PageEnded("p", PROBLEM),
-    ev.ConfigRead("c", CONFIG),
-    ev.ConfigBroken("c", PROBLEM),
-    ev.Resume(),
-    ev.Resume(CONFIG),
-    ev.Resume(CONFIG, load=False),
-    ev.Found(process(1)),
-    ev.Found(process(1), CONFIG),
-    ev.HandOver(),
-    ev.Tick(),
-]
-EVENTS += [
-    event
-    for generation in (0, 1, 2)
-    for event in (
-        ev.Spawned(generation, process(generation)),
-        ev.SpawnFailed(generation, PROBLEM, 0.5),
-        ev.Moved(generation),
-        ev.Healthy(generation, FACTS),
-        ev.HolderLost(generation),
-        ev.Exited(generation, RECORD, 0.5),
-        ev.Reconfigured(generation, CHANGE, receipt(), "me", AT),
-        ev.ReconfigureFailed(generation, PROBLEM),
-    )
-]
+from machine import (
+    AT,
+    CHANGE,
+    CONFIG,
+    EMPTY,
+    EVENTS,
+    FACTS,
+    NOW,
+    OTHER,
+    PAGED,
+    PROBLEM,
+    READY,
+    RECORD,
+    REQUEST,
+    SETTINGS,
+    STATES,
+    WEDGED,
+    WRITTEN,
+    play,
+    process,
+    receipt,
+    up,
+)
 
 
 def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
@@ -181,9 +83,18 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
     assert len(after.paging) <= PAGING_MAX
     if after.state in {EngineState.STOPPED, EngineState.READY, EngineState.FAILED}:
         assert not after.waiting
-    if after.state is EngineState.CRASHED:
-        assert after.deadline is not None
+    check_deadlines(after)
     return after
+
+
+def check_deadlines(after: Snapshot) -> None:
+    """Hold a snapshot against what may be waited for in its state."""
+    if after.state in {EngineState.STARTING, EngineState.CRASHED}:
+        assert after.deadline is not None
+    if after.state in {EngineState.STOPPED, EngineState.FAILED}:
+        assert after.deadline is None
+    if after.trial_ends is not None:
+        assert after.override is not None, "no geometry is on trial"
 
 
 def check_hand_over(after: Snapshot, event: ev.Event, effects: tuple[ev.Effect, ...]) -> None:
@@ -215,10 +126,14 @@ class World:
             failed = ev.SpawnFailed(here, PROBLEM, 0.1)
             return [*stale, failed, ev.Spawned(here, process(here))]
         if self.phase == "running":
-            exited, healthy = ev.Exited(here, RECORD, 0.9), ev.Healthy(here, FACTS)
+            exited, healthy = ev.Exited(here, RECORD, 0.9), ev.Healthy(here, FACTS, AT)
             done = ev.Reconfigured(here, CHANGE, receipt(), "me", AT)
             failed_change = ev.ReconfigureFailed(here, PROBLEM)
-            return [*stale, exited, healthy, done, failed_change, ev.HolderLost(here)]
+            later = replace(FACTS, n_weight_loads=2, last_reconfigure=receipt())
+            observed = ev.Observed(here, later, NOW, AT)
+            wedged = ev.Wedged(here, WEDGED)
+            lost = ev.HolderLost(here)
+            return [*stale, exited, healthy, done, failed_change, lost, observed, wedged]
         return stale
 
     def happened(self, event: ev.Event, effects: tuple[ev.Effect, ...]) -> None:
@@ -264,7 +179,7 @@ def test_up_ready_down() -> None:
     snapshot, effects = play(EMPTY, ev.Up("up", REQUEST))
     assert (snapshot.state, snapshot.intent) == (EngineState.STARTING, Intent.UP)
     assert [type(effect) for effect in effects] == [ev.Spawn]
-    snapshot, effects = play(snapshot, ev.Spawned(1, process(1)), ev.Healthy(1, FACTS))
+    snapshot, effects = play(snapshot, ev.Spawned(1, process(1)), ev.Healthy(1, FACTS, AT))
     assert snapshot.state is EngineState.READY
     assert [type(e) for e in effects] == [ev.Watch, ev.Finish, ev.RecordLoad]
     snapshot, effects = play(snapshot, ev.Down("d"), ev.Exited(1, RECORD, 0.5))
@@ -322,7 +237,7 @@ def test_crashes_are_retried_until_the_budget_is_gone() -> None:
         snapshot, _ = play(
             snapshot,
             ev.Spawned(generation + 1, process(generation + 1)),
-            ev.Healthy(generation + 1, FACTS),
+            ev.Healthy(generation + 1, FACTS, AT),
         )
     snapshot, _ = play(snapshot, ev.Exited(3, RECORD, 0.5))
     assert snapshot.state is EngineState.FAILED
@@ -333,7 +248,7 @@ def test_only_minutes_of_ready_forgive_a_crash() -> None:
     crashed = STATES["crashed"]
     assert crashed.deadline is not None
     again, _ = play(crashed, ev.Tick(), now=crashed.deadline)
-    again, _ = play(again, ev.Spawned(2, process(2)), ev.Healthy(2, FACTS), now=NOW + 10)
+    again, _ = play(again, ev.Spawned(2, process(2)), ev.Healthy(2, FACTS, AT), now=NOW + 10)
     assert play(again, ev.Tick(), now=NOW + 189)[0].crashes == 1
     assert play(again, ev.Tick(), now=NOW + 190)[0].crashes == 0
 
@@ -449,10 +364,10 @@ def test_a_page_verb_ends_with_the_service_and_once(event: ev.Event, code: str) 
 
 
 def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
-    saved = replace(EMPTY, generation=4, desired=REQUEST, intent=Intent.UP)
+    saved = replace(EMPTY, generation=4, desired=REQUEST, intent=Intent.UP, loads_recorded=1)
     adopted, effects = play(saved, ev.Found(process(4)))
     assert [type(effect) for effect in effects] == [ev.Watch]
-    ready, effects = play(adopted, ev.Healthy(4, FACTS))
+    ready, effects = play(adopted, ev.Healthy(4, FACTS, AT))
     assert ready.state in SERVING
     assert effects == (), "an adoption is no weight load"
     ending, effects = play(replace(saved, intent=Intent.DOWN), ev.Found(process(4)))

@@ -72,6 +72,8 @@ def _up(snapshot: Snapshot, command: ev.Up, now: float) -> Step:
         same = snapshot.state is not EngineState.STOPPED and command.request == snapshot.desired
         override = snapshot.override if same else None
         asked = replace(snapshot, desired=command.request, override=override)
+        if not same:
+            asked = replace(asked, last_good=None, trial_ends=None, dropped=None)
         return _start(asked, command, ev.LoadCause.UP, now)
     if snapshot.running is not None and snapshot.state is not EngineState.STOPPING:
         verdict = plan(snapshot.running, snapshot.override, command.request)

@@ -18,6 +18,7 @@ from llamactl_supervisor.commands import not_serving
 from llamactl_supervisor.config import config_refused
 from llamactl_supervisor.effects import Effects
 from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
+from llamactl_supervisor.events import EngineFacts
 from llamactl_supervisor.launch import instance_id
 from llamactl_supervisor.listeners import Listeners
 from llamactl_supervisor.models import (
@@ -67,7 +68,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
         self._effects = Effects(paths, settings, self._queue.put_nowait)
-        self._records = Records(paths.ledger_file)
+        self._records = Records(paths)
         self._scrape = Scrape(self._records.metrics, lambda: self._snapshot, self._engine)
         self._snapshot = Snapshot(seed=uuid4(), settings=settings)
         self._saved = store.Saved()
@@ -120,6 +121,14 @@ class Daemon:
             running=self._saved.running,
             override=self._saved.override,
             baseline=self._saved.baseline,
+            facts=EngineFacts(last_reconfigure=self._saved.last_reconfigure),
+            loads_recorded=self._saved.loads_recorded,
+            last_good=self._saved.last_good,
+            trial_ends=(
+                time.monotonic() + self._loaded.config.daemon.override_trial_s
+                if self._saved.on_trial
+                else None
+            ),
         )
 
     async def _take_over(self, *, resume: bool) -> None:
@@ -170,27 +179,27 @@ class Daemon:
             log.info("ended")
 
     async def _next(self) -> ev.Event:
-        """Return the next event; a deadline that passes is one."""
+        """Return the next event; a deadline that passes is one, after those that came before it."""
         deadline = self._snapshot.deadline
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             event = await asyncio.wait_for(self._queue.get(), left_s)
         except TimeoutError:
-            return ev.Tick()
+            event = ev.Tick() if self._queue.empty() else self._queue.get_nowait()
         if isinstance(event, BaseException):
             raise event
         return event
 
     async def _step(self, event: ev.Event) -> None:
-        """Reduce one event; save what must outlive us before anything is done about it."""
+        """Reduce one event; save what must outlive us before anything is done or told about it."""
         before = self._snapshot
-        self._snapshot, effects = reduce(before, event, time.monotonic())
-        await self._save()
+        after, effects = reduce(before, event, time.monotonic())
+        await self._save(after)
+        self._snapshot = after
         for effect in effects:
             self._perform(effect)
         if isinstance(event, ev.Command) and (future := self._accepted.pop(event.operation, None)):
             future.set_result(None)
-        after = self._snapshot
         for name in after.waiting:
             self._operations.progress(name, f"the engine is {after.state}")
         if before.state is not after.state:
@@ -201,8 +210,8 @@ class Daemon:
                 *(after.generation, after.crashes),
             )
 
-    async def _save(self) -> None:
-        snapshot, process, name = self._snapshot, self._snapshot.process, None
+    async def _save(self, snapshot: Snapshot) -> None:
+        process, name = snapshot.process, None
         if snapshot.state not in IDLE:
             spawned = instance_id(snapshot.seed, snapshot.generation)
             name = spawned if process is None else process.instance_id
@@ -215,6 +224,10 @@ class Daemon:
             baseline=snapshot.baseline,
             instance_id=name,
             process=process,
+            loads_recorded=snapshot.loads_recorded,
+            last_reconfigure=snapshot.facts.last_reconfigure,
+            on_trial=snapshot.trial_ends is not None,
+            last_good=snapshot.last_good,
         )
         if saved == self._saved:
             return
@@ -232,7 +245,7 @@ class Daemon:
                 self._answer(effect)
             case ev.Spawn():
                 by = [self._by(name) for name in self._snapshot.waiting[:1]] or ["daemon"]
-                self._records.spawned(effect, by[0])
+                self._records.spawned(by[0])
                 self._start(self._effects.spawn(effect, self._unsaved))
             case ev.Watch():
                 self._start(self._effects.watch(effect))
@@ -246,7 +259,7 @@ class Daemon:
                 self._start(self._effects.page(effect))
             case ev.ReadConfig() | ev.UseSettings():
                 self._configure(effect)
-            case ev.RecordLoad() | ev.RecordAvoided():
+            case ev.RecordLoad() | ev.RecordAvoided() | ev.RecordCrash():
                 self._start(self._records.record(effect))
             case ev.Exit():
                 self._ending.set()
@@ -355,6 +368,7 @@ class Daemon:
             strangers=self._effects.strangers(),
             weight_loads=self._records.totals.weight_loads,
             loads_avoided=self._records.totals.loads_avoided,
+            crash_record=self._records.crash_record,
         )
 
     async def pages(self) -> Pages:

@@ -20,6 +20,7 @@ from llamactl_supervisor import instances, keys, launch, ports, process
 from llamactl_supervisor.engine import EngineClient
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.models import Problem, Stranger
+from llamactl_supervisor.observer import Observer
 from llamactl_supervisor.process import Process
 
 if TYPE_CHECKING:
@@ -147,14 +148,15 @@ class Effects:
         log.info("signal=%s pid=%d sent=%s", number.name, effect.process.engine.pid, sent)
 
     async def watch(self, effect: ev.Watch) -> None:
-        """Wait for the engine's health and for its end; then collect how it ended."""
+        """Observe the engine until its end; then collect how it ended."""
         name, generation = effect.process.instance_id, effect.generation
         directory = self._paths.engine_dir(name)
         client = EngineClient(effect.process, directory / "engine.sock", keys.ours(directory))
         self._clients[name] = client
         engine = Process.open(effect.process.engine)
         holder = asyncio.create_task(self._watch_holder(effect))
-        health = asyncio.create_task(self._await_health(generation, name, client))
+        observer = Observer(self._paths, lambda: self._settings, self._post, generation, client)
+        seeing = asyncio.create_task(observer.run())
         try:
             if engine is not None:
                 await engine.gone()
@@ -164,9 +166,9 @@ class Effects:
             instances.remove(self._paths, name)
             self._post(ev.Exited(generation, record, random.random()))
         finally:
-            for task in (holder, health):
+            for task in (holder, seeing):
                 task.cancel()
-            await asyncio.gather(holder, health, return_exceptions=True)
+            await asyncio.gather(holder, seeing, return_exceptions=True)
             if engine is not None:
                 engine.close()
             await self._clients.pop(name).close()
@@ -185,24 +187,6 @@ class Effects:
         if process.alive(effect.process.engine):
             log.error("holder lost: pid=%d runs on without a log", effect.process.engine.pid)
             self._post(ev.HolderLost(effect.generation))
-
-    async def _await_health(self, generation: int, name: str, client: EngineClient) -> None:
-        pulse, complaint = 0, ""
-        while True:
-            last, pulse = pulse, instances.pulse(self._paths, name)
-            if pulse != last:
-                self._post(ev.Moved(generation))
-            try:
-                facts = await client.facts()
-            except LlamactlError as exc:
-                if exc.message != complaint:
-                    log.warning("health: %s", exc.message)
-                    complaint = exc.message
-            else:
-                if facts is not None:
-                    self._post(ev.Healthy(generation, facts))
-                    return
-            await asyncio.sleep(self._settings.ready_poll_s)
 
     async def reconfigure(self, effect: ev.SendReconfigure, by: str) -> None:
         """Ask the engine for another geometry and post its answer, or why there is none."""
@@ -246,6 +230,7 @@ class Effects:
             # The answer is lost, the change may not be: the engine's own record settles it.
             after = await self._settle(client)
             if after is None or after.last_reconfigure in (None, before.last_reconfigure):
+                exc.hint = "the engine may still make the change; `llamactl status` will tell"
                 raise
             return after.last_reconfigure
 

@@ -25,6 +25,7 @@ from llamactl_supervisor.models import (
     Slots,
     SlotState,
 )
+from llamactl_supervisor.progress import ANSWER_S, Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from llamactl_supervisor.events import EngineProcess
     from llamactl_supervisor.models import ReconfigureRequest
 
-PROBE_S = 2.0
-"""How long health and properties may take; the engine answers them beside its work in 10 ms."""
 LOOK_S = 0.5
 """How long a look waits for the slots: the engine says them between two batches."""
 ANSWER_BYTES_MAX = 8 * 2**20
@@ -46,12 +45,18 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class _ComputeProgress(_Document):
+    n_ubatches: int
+    is_working: bool
+
+
 class _Props(_Document):
     instance_id: str
     context_geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
     is_sleeping: bool = False
+    compute_progress: _ComputeProgress | None = None
 
 
 class _Refusal(_Document):
@@ -97,7 +102,7 @@ class EngineClient:
             ),
             base_url="http://engine",
             headers=headers,
-            timeout=PROBE_S,
+            timeout=ANSWER_S,
             trust_env=False,
         )
 
@@ -113,7 +118,7 @@ class EngineClient:
         none of llama-server's.
         """
         try:
-            status, _ = await self._ask("GET", "/health", timeout_s=PROBE_S)
+            status, _ = await self._ask("GET", "/health", timeout_s=ANSWER_S)
             return await self.props() if status == httpx.codes.OK else None
         except LlamactlError as exc:
             if exc.code == Code.ENGINE_UNREACHABLE:
@@ -123,10 +128,20 @@ class EngineClient:
     async def props(self) -> EngineFacts:
         """Return the live geometry and the weight loads. Disturbs nothing, wakes nothing."""
         props = await self._props()
-        return EngineFacts(props.context_geometry, props.n_weight_loads, props.last_reconfigure)
+        work = props.compute_progress
+        return EngineFacts(
+            props.context_geometry,
+            props.n_weight_loads,
+            props.last_reconfigure,
+            Answer(
+                n_ubatches=None if work is None else work.n_ubatches,
+                is_working=None if work is None else work.is_working,
+                is_sleeping=props.is_sleeping,
+            ),
+        )
 
     async def _props(self) -> _Props:
-        status, body = await self._ask("GET", "/props", timeout_s=PROBE_S)
+        status, body = await self._ask("GET", "/props", timeout_s=ANSWER_S)
         props = self._read(_Props.model_validate_json, "/props", status, body)
         if props.instance_id != self.process.instance_id:
             raise error(
@@ -191,7 +206,7 @@ class EngineClient:
 
     async def metrics(self) -> bytes:
         """Return the Prometheus exposition. Wakes nothing, but begins its averages anew."""
-        status, body = await self._ask("GET", "/metrics", timeout_s=PROBE_S)
+        status, body = await self._ask("GET", "/metrics", timeout_s=ANSWER_S)
         if status != httpx.codes.OK:
             raise self._broken("/metrics", status, body)
         return body
@@ -217,7 +232,7 @@ class EngineClient:
         """Return status and body. Raises `engine_unreachable` without an answer in time."""
         body = bytearray()
         try:
-            timeout = httpx.Timeout(PROBE_S, read=timeout_s)
+            timeout = httpx.Timeout(ANSWER_S, read=timeout_s)
             request = self._http.stream(method, path, params=query, json=json, timeout=timeout)
             async with request as answer:
                 self._prove(answer)

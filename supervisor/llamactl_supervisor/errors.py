@@ -104,6 +104,7 @@ class Code(StrEnum):
     ENGINE_EXITED = "engine_exited"
     ENGINE_SPAWN_FAILED = "engine_spawn_failed"
     ENGINE_UNREACHABLE = "engine_unreachable"
+    ENGINE_WEDGED = "engine_wedged"
     INTERNAL = "internal"
     NOT_FOUND = "not_found"
     STATE_UNREADABLE = "state_unreadable"
@@ -228,6 +229,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.ENGINE_EXITED: FailedError,
     Code.ENGINE_SPAWN_FAILED: FailedError,
     Code.ENGINE_UNREACHABLE: FailedError,
+    Code.ENGINE_WEDGED: FailedError,
     # Not refused: the new files may be in place, or come in place when the name is next read.
     Code.FILES_FAILED: FailedError,
     Code.INTERNAL: FailedError,

@@ -6,12 +6,13 @@ is recognised as old.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 - dataclass fields
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor.models import (
+    EngineRequest,
     ExitRecord,
     FileReceipt,
     Geometry,
@@ -26,6 +27,7 @@ from llamactl_supervisor.models import (
     UpRequest,
     Wire,
 )
+from llamactl_supervisor.progress import Answer
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Config
@@ -48,6 +50,7 @@ class EngineFacts:
     geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
+    work: Answer = field(default_factory=Answer)
 
 
 class LoadCause(StrEnum):
@@ -58,7 +61,9 @@ class LoadCause(StrEnum):
     RESTART = "restart"
     RESUME = "resume"
     CRASH = "crash"
+    WEDGE = "wedge"
     ADOPT = "adopt"
+    WAKE = "wake"
     CONFIG = "config"
 
 
@@ -218,6 +223,29 @@ class Healthy:
 
     generation: int
     facts: EngineFacts
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What an engine that serves says of itself, asked at `asked_at` on the monotonic clock.
+
+    `wake_s`: how long it loaded its weights, when a load after a sleep was seen from end to end.
+    """
+
+    generation: int
+    facts: EngineFacts
+    asked_at: float
+    at: datetime
+    wake_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Wedged:
+    """The engine gets nowhere. The problem has the evidence."""
+
+    generation: int
+    problem: Problem
 
 
 @dataclass(frozen=True)
@@ -284,7 +312,7 @@ class Tick:
 PageVerb = Page | PageFile
 Command = Up | Start | Stop | Restart | Down | Reconfigure | Reload | PageVerb
 StartingFact = Spawned | SpawnFailed | Moved | Healthy | HolderLost
-RunningFact = Exited | Reconfigured | ReconfigureFailed
+RunningFact = Observed | Wedged | Exited | Reconfigured | ReconfigureFailed
 ProcessFact = StartingFact | RunningFact
 ConfigFact = ConfigRead | ConfigBroken
 Event = Command | ProcessFact | ConfigFact | PageEnded | Resume | Found | HandOver | Tick
@@ -377,12 +405,34 @@ class Reject:
 
 @dataclass(frozen=True)
 class RecordLoad:
-    """Weights were loaded, or a load was tried."""
+    """Weights were loaded, or a load was tried. `load_s` None: nobody saw how long it took.
+
+    `dropped`: the live geometry that a crash has put in doubt, and that this load is without.
+    """
 
     generation: int
     cause: LoadCause
-    load_s: float
+    load_s: float | None
     loaded: bool
+    spec: EngineRequest
+    dropped: Override | None = None
+
+
+@dataclass(frozen=True)
+class RecordCrash:
+    """The engine ended and nobody had asked for it. `cause` is why it had been loaded.
+
+    What is in `api_key_file` is kept out of the record.
+    """
+
+    generation: int
+    process: EngineProcess
+    cause: LoadCause
+    facts: EngineFacts
+    override: Override | None
+    problem: Problem
+    record: ExitRecord
+    api_key_file: str | None
 
 
 @dataclass(frozen=True)
@@ -410,6 +460,7 @@ Effect = (
     | Fail
     | Reject
     | RecordLoad
+    | RecordCrash
     | RecordAvoided
     | Exit
 )

@@ -64,6 +64,12 @@ class Metrics:
         self.n_ctx = self._gauge("engine_context_tokens", "Context over all slots, as it is now")
         self.n_seq = self._gauge("engine_slots", "Slots, as they are now")
         self.crashes = self._counter("engine_crashes", "Ends of the engine that nobody asked for")
+        self.wedges = self._counter(
+            "engine_wedges", "Engines that got nowhere and were replaced; each is a crash as well"
+        )
+        self.wakes = self._counter(
+            "engine_wakes", "Weight loads after a sleep; each is a weight load as well"
+        )
         self.retries = self._counter("engine_retries", "Starts of the engine after a crash")
         self.log_dropped = self._counter(
             "engine_log_dropped_bytes",

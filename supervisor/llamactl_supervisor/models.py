@@ -492,6 +492,7 @@ class EngineStatus(Wire):
     geometry: Geometry | None = None
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
+    is_sleeping: bool | None = None
 
 
 class Stranger(Wire):
@@ -505,7 +506,9 @@ class Status(Wire):
     """Everything the daemon knows. `retry_in_s` only in CRASHED; `problem` says why not READY.
 
     `operation` is the oldest that runs; a page verb only where nothing else does. `unapplied` is
-    what the running engine (`before`) has otherwise than it is configured (`after`).
+    what the running engine (`before`) has otherwise than it is configured (`after`). `crash_record`
+    is the path of the newest file that tells of an end nobody asked for. `dropped_override` is the
+    live geometry that a crash soon after it has put in doubt; the engine has the one before.
     """
 
     state: EngineState
@@ -524,10 +527,16 @@ class Status(Wire):
     weight_loads: int
     loads_avoided: int
     unapplied: tuple[FieldChange, ...] = ()
+    crash_record: str | None = None
+    dropped_override: Override | None = None
 
 
 class LoadLine(Wire):
-    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`."""
+    """Weights were loaded, or (`loaded` false) a load was tried and failed after `load_s`.
+
+    `load_s` null: nobody saw it. `dropped`: the live geometry that a crash soon after it has put
+    in doubt; the load is of the one before.
+    """
 
     v: Literal[1] = 1
     kind: Literal["load"] = "load"
@@ -536,11 +545,12 @@ class LoadLine(Wire):
     cause: str
     by: str
     loaded: bool
-    load_s: float
+    load_s: float | None
     model: str
     model_bytes: int | None
     n_ctx: int
     n_seq: int
+    dropped: Override | None = None
 
 
 class AvoidedLine(Wire):

@@ -79,6 +79,11 @@ class Paths:
         return self.state / "ledger.jsonl"
 
     @property
+    def crashes(self) -> Path:
+        """A file for each of the last ends of the engine that nobody had asked for."""
+        return self.state / "crashes"
+
+    @property
     def logs(self) -> Path:
         """Engine and daemon logs."""
         return self.state / "logs"
@@ -104,7 +109,10 @@ class Paths:
 
     def create(self) -> None:
         """Create the directories, 0700. Raises `INSECURE_DIRECTORY` if another user could write."""
-        for directory in (self.cache, self.state, self.runtime, self.logs, self.pages):
+        for directory in (
+            *(self.cache, self.state, self.runtime),
+            *(self.logs, self.crashes, self.pages),
+        ):
             make_private_dir(directory)
 
 

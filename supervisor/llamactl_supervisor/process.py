@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from llamactl_supervisor.models import ProcessIdentity
+from llamactl_supervisor.progress import Activity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +39,30 @@ def identify(pid: int) -> ProcessIdentity | None:
     if state in {b"Z", b"X"}:
         return None
     return ProcessIdentity(pid=pid, start_ticks=int(numbers[18]), boot_id=boot_id())
+
+
+def activity(identity: ProcessIdentity) -> Activity | None:
+    """Return what the process has done so far; None once it is gone."""
+    try:
+        stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *numbers = stat.rpartition(b")")[2].split()
+    if int(numbers[18]) != identity.start_ticks or state in {b"Z", b"X"}:
+        return None
+    ticks = int(numbers[10]) + int(numbers[11])
+    stopped = state in {b"T", b"t"}
+    return Activity(ticks / os.sysconf("SC_CLK_TCK"), _disk_bytes(identity.pid), is_stopped=stopped)
+
+
+def _disk_bytes(pid: int) -> int:
+    """Return what was read from and written to disks; 0 where the kernel does not tell us."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(": ") for line in lines)
+    return int(counts["read_bytes"]) + int(counts["write_bytes"])
 
 
 def uptime_s(identity: ProcessIdentity) -> float:

@@ -18,6 +18,14 @@ class Settings(BaseModel):
     """A load is given up when neither health nor log nor exit has moved for this long."""
     ready_poll_s: Seconds = 0.1
     """Pause between two questions for the engine's health while it loads."""
+    probe_s: Seconds = 2.0
+    """Pause between two looks at an engine that serves."""
+    wedge_idle_s: Seconds = 30.0
+    """An engine that should move and neither does nor uses any processor is wedged after this."""
+    wedge_busy_s: Seconds = 600.0
+    """The same for one that uses processor; longer if its micro-batches are known to be long."""
+    override_trial_s: Seconds = 600.0
+    """A crash this soon after a live change of the geometry goes back to the one before."""
     stop_term_s: Seconds = 5.0
     """From TERM to KILL."""
     backoff_base_s: Seconds = 1.0

@@ -33,6 +33,9 @@ SERVING = frozenset({EngineState.READY, EngineState.RECONFIGURING})
 """States in which the engine answers requests."""
 
 
+RETRIES = frozenset({ev.LoadCause.CRASH, ev.LoadCause.WEDGE})
+"""Loads that nobody asked for: the engine before did not end well."""
+
 PAGING_MAX = 4
 """Most page verbs at once: each that waits holds one of the engine's HTTP threads, slots + 4."""
 
@@ -43,6 +46,9 @@ class After(Enum):
     REST = "rest"
     START = "start"
     RETRY = "retry"
+    """The load stalled."""
+    REPLACE = "replace"
+    """It served, and was wedged."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,10 @@ class Snapshot:
     that the engine ends by its answer while it serves. `closing` ends the daemon with its engine,
     `leaving` without it. `deadline` is the end of patience in STARTING, the KILL in STOPPING, the
     retry in CRASHED, and in READY the moment from which earlier crashes are forgiven.
+
+    `override` is on trial until `trial_ends`: a crash before that goes back to `last_good`, and the
+    override is `dropped`. What the engine said before `facts_at` is old. `loads_recorded` are the
+    weight loads of this process that the ledger has.
     """
 
     seed: UUID
@@ -96,6 +106,11 @@ class Snapshot:
     load_began: float = 0.0
     problem: Problem | None = None
     last_exit: ExitRecord | None = None
+    facts_at: float = 0.0
+    loads_recorded: int = 0
+    last_good: Override | None = None
+    trial_ends: float | None = None
+    dropped: Override | None = None
 
 
 Step = tuple[Snapshot, tuple[ev.Effect, ...]]
@@ -114,10 +129,11 @@ def spawn(snapshot: Snapshot, cause: ev.LoadCause, now: float) -> Step:
         running=snapshot.desired,
         process=None,
         facts=ev.EngineFacts(),
+        loads_recorded=0,
         deadline=now + snapshot.settings.ready_stall_s,
         cause=cause,
         load_began=now,
-        problem=snapshot.problem if cause is ev.LoadCause.CRASH else None,
+        problem=snapshot.problem if cause in RETRIES else None,
     )
     name = instance_id(snapshot.seed, generation)
     return after, (ev.Spawn(generation, name, snapshot.desired, snapshot.override),)
@@ -134,15 +150,22 @@ def adopt(snapshot: Snapshot, process: EngineProcess, now: float) -> Step:
         state=EngineState.STARTING,
         running=snapshot.running or snapshot.desired,
         process=process,
-        deadline=now + snapshot.settings.ready_stall_s,
         cause=ev.LoadCause.ADOPT,
         load_began=now,
     )
+    found = replace(found, deadline=now + patience_s(found))
     watch = ev.Watch(snapshot.generation, process)
     if snapshot.intent is Intent.UP:
         return found, (watch,)
     kill_at = now + snapshot.settings.stop_term_s
     return replace(found, state=EngineState.STOPPING, after=After.REST, deadline=kill_at), (watch,)
+
+
+def patience_s(snapshot: Snapshot) -> float:
+    """Return how long an engine that starts may do nothing; one that has served answers at once."""
+    settings = snapshot.settings
+    served = snapshot.cause is ev.LoadCause.ADOPT and snapshot.loads_recorded > 0
+    return settings.wedge_idle_s if served else settings.ready_stall_s
 
 
 def stop(snapshot: Snapshot, after: After, now: float) -> Step:
@@ -165,9 +188,13 @@ def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Ste
     load the fifth time either, and the person is there to be told.
     """
     commanded = snapshot.cause in {ev.LoadCause.UP, ev.LoadCause.START}
-    never_ready = snapshot.state not in SERVING
+    wedged = snapshot.state is EngineState.STOPPING and snapshot.after is After.REPLACE
+    never_ready = snapshot.state not in SERVING and not wedged
     crashes = snapshot.crashes + 1
-    gone = replace(snapshot, process=None, deadline=None, crashes=crashes, problem=problem)
+    cause = ev.LoadCause.WEDGE if wedged else ev.LoadCause.CRASH
+    gone = replace(
+        snapshot, process=None, deadline=None, crashes=crashes, problem=problem, cause=cause
+    )
     if (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
         failed = replace(gone, state=EngineState.FAILED, waiting=())
         told = tuple(ev.Fail(name, problem) for name in snapshot.waiting)

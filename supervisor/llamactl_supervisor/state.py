@@ -5,6 +5,8 @@
        │               v                    v              v
        └──stop── CRASHED (retries after a delay) ── too often ──> FAILED (waits for a person)
 
+An engine that is wedged is stopped out of READY or RECONFIGURING, and counts as crashed.
+
 STOPPING is on the way from any state with a process. An engine exists in STARTING, READY,
 RECONFIGURING and STOPPING only, and only its end leaves them: so there are never two.
 """
@@ -15,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import reload
+from llamactl_supervisor import facts, reload
 from llamactl_supervisor.commands import obey
 from llamactl_supervisor.errors import Code
 from llamactl_supervisor.launch import live_spec
@@ -35,6 +37,7 @@ from llamactl_supervisor.snapshot import (
     Step,
     adopt,
     died,
+    patience_s,
     rest,
     spawn,
     stop,
@@ -52,6 +55,11 @@ if TYPE_CHECKING:
         StartingFact,
         Tick,
     )
+    from llamactl_supervisor.models import ExitRecord
+
+
+LATE_S = 5.0
+"""A deadline that is noticed so late passed while the daemon did not run."""
 
 
 def reduce(snapshot: Snapshot, event: Event, now: float) -> Step:
@@ -140,10 +148,16 @@ def _resume(snapshot: Snapshot, event: Resume, now: float) -> Step:
 
 
 def _due(snapshot: Snapshot, now: float) -> Step:
-    """The deadline of the present state has passed."""
+    """The deadline of the present state has passed.
+
+    A load is not given up by a daemon that was stopped itself: who did not look has seen nothing.
+    """
+    late_s = 0.0 if snapshot.deadline is None else now - snapshot.deadline
     match snapshot.state:
+        case EngineState.STARTING if late_s > LATE_S:
+            return replace(snapshot, deadline=now + patience_s(snapshot)), ()
         case EngineState.STARTING:
-            stall_s = snapshot.settings.ready_stall_s
+            stall_s = patience_s(snapshot)
             problem = Problem(
                 code=Code.START_STALLED,
                 message=f"the engine neither became healthy nor wrote anything for {stall_s:g} s",
@@ -153,7 +167,7 @@ def _due(snapshot: Snapshot, now: float) -> Step:
         case EngineState.STOPPING if snapshot.process is not None:
             return replace(snapshot, deadline=None), (ev.Signal(snapshot.process, ev.Ladder.KILL),)
         case EngineState.CRASHED:
-            return spawn(snapshot, ev.LoadCause.CRASH, now)
+            return spawn(snapshot, snapshot.cause, now)
         case EngineState.READY | EngineState.RECONFIGURING:
             return replace(snapshot, deadline=None, crashes=0), ()
         case _:
@@ -173,34 +187,32 @@ def _while_starting(snapshot: Snapshot, event: StartingFact, now: float) -> Step
         case ev.SpawnFailed() if snapshot.process is None:
             return _gone(snapshot, event.problem, event.jitter, now)
         case ev.Moved() if starting:
-            return replace(snapshot, deadline=now + snapshot.settings.ready_stall_s), ()
+            return replace(snapshot, deadline=now + patience_s(snapshot)), ()
         case ev.Healthy() if starting and snapshot.process is not None:
-            return _ready(replace(snapshot, facts=event.facts), snapshot.process, now)
+            return _ready(snapshot, event, snapshot.process, now)
         case ev.HolderLost() if snapshot.process is not None:
             process = snapshot.process.model_copy(update={"holder": None})
             return replace(snapshot, process=process), ()
     return snapshot, ()
 
 
-def _ready(snapshot: Snapshot, process: ev.EngineProcess, now: float) -> Step:
-    load_s = now - snapshot.load_began
+def _ready(snapshot: Snapshot, event: ev.Healthy, process: ev.EngineProcess, now: float) -> Step:
     adopted = snapshot.cause is ev.LoadCause.ADOPT
+    load_s = None if adopted else now - snapshot.load_began
     result = LifecycleResult(
-        outcome=LifecycleOutcome.STARTED,
-        pid=process.engine.pid,
-        load_s=None if adopted else load_s,
+        outcome=LifecycleOutcome.STARTED, pid=process.engine.pid, load_s=load_s
     )
-    effects: list[ev.Effect] = [ev.Finish(name, result) for name in snapshot.waiting]
-    if not adopted:
-        effects.append(ev.RecordLoad(snapshot.generation, snapshot.cause, load_s, loaded=True))
+    finished = tuple(ev.Finish(name, result) for name in snapshot.waiting)
+    snapshot, records = facts.took(snapshot, event.facts, event.at, now, load_s=load_s)
     ready = replace(
         snapshot,
         state=EngineState.READY,
         waiting=(),
         problem=None,
+        facts_at=now,
         deadline=now + snapshot.settings.settle_s,
     )
-    return ready, tuple(effects)
+    return ready, (*finished, *records)
 
 
 def _while_running(snapshot: Snapshot, event: RunningFact, now: float) -> Step:
@@ -212,50 +224,66 @@ def _while_running(snapshot: Snapshot, event: RunningFact, now: float) -> Step:
                 hint="its last lines are in the details and in `llamactl logs`",
                 details={"last_lines": list(event.record.last_lines)},
             )
-            return _gone(replace(snapshot, last_exit=event.record), problem, event.jitter, now)
-        case ev.Reconfigured():
-            return _reconfigured(snapshot, event)
+            return _gone(snapshot, problem, event.jitter, now, event.record)
+        case ev.Observed() if snapshot.state in SERVING:
+            return facts.observed(snapshot, event, now)
+        case ev.Wedged() if snapshot.state in SERVING:
+            failed = tuple(ev.Fail(name, event.problem) for name in snapshot.waiting)
+            wedged = replace(snapshot, waiting=(), problem=event.problem)
+            after, effects = stop(wedged, After.REPLACE, now)
+            return after, (*failed, *effects)
+        case ev.Reconfigured() if snapshot.loads_recorded:
+            return _reconfigured(snapshot, event, now)
         case ev.ReconfigureFailed() if snapshot.state is EngineState.RECONFIGURING:
             failed = tuple(ev.Fail(name, event.problem) for name in snapshot.waiting)
-            return replace(snapshot, state=EngineState.READY, waiting=()), failed
+            ready = replace(snapshot, state=EngineState.READY, waiting=(), facts_at=now)
+            return ready, failed
     return snapshot, ()
 
 
-def _gone(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Step:
-    """There is no process any more; what follows depends on what it was doing and why."""
+def _gone(
+    snapshot: Snapshot,
+    problem: Problem,
+    jitter: float,
+    now: float,
+    record: ExitRecord | None = None,
+) -> Step:
+    """There is no process any more; what follows depends on what it was doing and why.
+
+    `record` None: there never was one.
+    """
+    snapshot = replace(snapshot, last_exit=record or snapshot.last_exit)
     if snapshot.state is EngineState.STOPPING and snapshot.after is After.REST:
         result = LifecycleResult(outcome=LifecycleOutcome.STOPPED)
         effects: list[ev.Effect] = [ev.Finish(name, result) for name in snapshot.waiting]
         return rest(snapshot), (*effects, *((ev.Exit(),) if snapshot.closing else ()))
     if snapshot.state is EngineState.STOPPING and snapshot.after is After.START:
         return spawn(replace(snapshot, process=None), ev.LoadCause.RESTART, now)
-    lost: tuple[ev.Effect, ...] = ()
-    if snapshot.state not in SERVING and snapshot.cause is not ev.LoadCause.ADOPT:
+    lost: list[ev.Effect] = []
+    replaced = snapshot.state is EngineState.STOPPING and snapshot.after is After.REPLACE
+    served = snapshot.state in SERVING or replaced
+    if not served and snapshot.cause is not ev.LoadCause.ADOPT:
         load_s = now - snapshot.load_began
-        lost = (ev.RecordLoad(snapshot.generation, snapshot.cause, load_s, loaded=False),)
-    if snapshot.state is EngineState.RECONFIGURING:
-        lost = tuple(ev.Fail(name, problem) for name in snapshot.waiting)
-        snapshot = replace(snapshot, waiting=())
+        lost.append(facts.load(snapshot, snapshot.cause, load_s, loaded=False))
     if snapshot.state is EngineState.STOPPING:  # it was stopped for a reason that counts more
         problem = snapshot.problem or problem
+    if record is not None:
+        lost.append(facts.crash(snapshot, record, problem))
+        snapshot, problem = facts.fall_back(snapshot, problem, now)
+    if snapshot.state is EngineState.RECONFIGURING:
+        lost += [ev.Fail(name, problem) for name in snapshot.waiting]
+        snapshot = replace(snapshot, waiting=())
     after, effects_after = died(snapshot, problem, jitter, now)
     return after, (*lost, *effects_after)
 
 
-def _reconfigured(snapshot: Snapshot, event: ev.Reconfigured) -> Step:
+def _reconfigured(snapshot: Snapshot, event: ev.Reconfigured, now: float) -> Step:
     receipt, change = event.receipt, event.change
-    effects: list[ev.Effect] = []
-    if receipt.outcome == "applied":
-        effects.append(ev.RecordAvoided(receipt, event.by))
-        facts = replace(
-            snapshot.facts,
-            geometry=receipt.geometry,
-            n_weight_loads=receipt.n_weight_loads or snapshot.facts.n_weight_loads,
-            last_reconfigure=receipt,
-        )
-        snapshot = replace(snapshot, facts=facts)
+    effects: tuple[ev.Effect, ...] = ()
     if snapshot.reloading is not None:
-        ready = replace(snapshot, state=EngineState.READY, waiting=())
+        if receipt.outcome == "applied":
+            snapshot, effects = facts.applied(snapshot, receipt, event.by, now)
+        ready = replace(snapshot, state=EngineState.READY, waiting=(), facts_at=now)
         after, finished = reload.commit(ready, receipt)
         return after, (*effects, *finished)
     if receipt.outcome != "planned" and snapshot.desired is not None:
@@ -268,8 +296,12 @@ def _reconfigured(snapshot: Snapshot, event: ev.Reconfigured) -> Step:
             by=event.by,
             at=event.at,
         )
-        snapshot = replace(snapshot, override=override)
+        if receipt.outcome == "applied":
+            snapshot = facts.on_trial(snapshot, override, now)
+            snapshot, effects = facts.applied(snapshot, receipt, event.by, now)
+        else:
+            snapshot = replace(snapshot, override=override)
     if snapshot.state is EngineState.RECONFIGURING:
-        effects += [ev.Finish(name, receipt) for name in snapshot.waiting]
-        snapshot = replace(snapshot, state=EngineState.READY, waiting=())
-    return snapshot, tuple(effects)
+        effects = (*effects, *(ev.Finish(name, receipt) for name in snapshot.waiting))
+        snapshot = replace(snapshot, state=EngineState.READY, waiting=(), facts_at=now)
+    return snapshot, effects

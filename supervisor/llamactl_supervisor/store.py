@@ -10,14 +10,25 @@ from pydantic import ValidationError
 
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.events import EngineProcess  # noqa: TC001 - pydantic needs it
-from llamactl_supervisor.models import EngineConfig, Intent, Override, UpRequest, Wire
+from llamactl_supervisor.models import (
+    EngineConfig,
+    Intent,
+    Override,
+    Receipt,
+    UpRequest,
+    Wire,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 class Saved(Wire):
-    """The durable part of a snapshot. `instance_id` names an engine that may have been spawned."""
+    """The durable part of a snapshot. `instance_id` names an engine that may have been spawned.
+
+    `loads_recorded` and `last_reconfigure` are what the ledger has of it, so that what happens
+    while no daemon lives is found by the next. `last_good` counts only `on_trial`.
+    """
 
     version: Literal[1] = 1
     intent: Intent = Intent.DOWN
@@ -28,6 +39,10 @@ class Saved(Wire):
     baseline: EngineConfig | None = None
     instance_id: str | None = None
     process: EngineProcess | None = None
+    loads_recorded: int = 0
+    last_reconfigure: Receipt | None = None
+    on_trial: bool = False
+    last_good: Override | None = None
 
 
 def load(path: Path) -> tuple[Saved, Path | None]:

@@ -8,6 +8,8 @@ from llamactl_supervisor.models import DEFAULT_HOST, EngineState, EngineStatus, 
 from llamactl_supervisor.reload import unapplied
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llamactl_supervisor.models import DaemonStatus, Operation, Stranger
     from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.snapshot import Snapshot
@@ -26,6 +28,7 @@ def status(
     strangers: tuple[Stranger, ...],
     weight_loads: int,
     loads_avoided: int,
+    crash_record: Path | None,
 ) -> Status:
     """Return the status; `now` is on the monotonic clock."""
     retry_in_s = None
@@ -48,6 +51,8 @@ def status(
         strangers=strangers,
         weight_loads=weight_loads,
         loads_avoided=loads_avoided,
+        crash_record=None if crash_record is None else str(crash_record),
+        dropped_override=snapshot.dropped,
     )
 
 
@@ -66,4 +71,5 @@ def _engine(snapshot: Snapshot, paths: Paths) -> EngineStatus | None:
         geometry=snapshot.facts.geometry,
         n_weight_loads=snapshot.facts.n_weight_loads,
         last_reconfigure=snapshot.facts.last_reconfigure,
+        is_sleeping=snapshot.facts.work.is_sleeping,
     )

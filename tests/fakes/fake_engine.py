@@ -18,6 +18,15 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
     --fake-reconfigure-s S   take S seconds over each reconfigure, as behind a long prompt
     --fake-reconfigure HOW   garbage | silent (apply, then hang up) | die (exit 9 in the middle)
+                             | reply-then-die
+    --fake-wedged            answer everything, say that a request is worked on, compute nothing
+    --fake-spin              the same, and use the processor all the while
+    --fake-lives-s S         exit with 7 after S seconds of service
+    --fake-older             be of a build whose /props has no compute_progress
+
+A test says the rest while it runs: POST /fake {"n_ubatches": 7, "is_working": true, ...} sets what
+/props says; "answers": false leaves every question for properties without an answer, "slow_s": S
+has a reconfigure take S seconds; "n_asked" counts them.
 """
 
 from __future__ import annotations
@@ -25,6 +34,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -55,11 +65,12 @@ def parse() -> argparse.Namespace:
     for name in ("--admin-private", "--metrics", "--kv-unified", "--no-kv-unified"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-load-s", type=float, default=0.0)
+    parser.add_argument("--fake-lives-s", type=float, default=math.inf)
     parser.add_argument("--fake-reconfigure-s", type=float, default=0.0)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
-    flags = ("--fake-never-ready", "--fake-ignore-term", "--fake-garbage", "--fake-asleep")
-    for name in (*flags, "--fake-mute", "--fake-busy", "--fake-parked", "--fake-taken"):
+    flags = "never-ready ignore-term garbage asleep mute busy parked taken wedged spin older"
+    for name in map("--fake-{}".format, flags.split()):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-refuse", nargs="+", default=[])
     for name in ("--fake-instance", "--fake-reconfigure"):
@@ -81,6 +92,16 @@ class Engine:
     def __init__(self, flags: argparse.Namespace) -> None:
         self.flags = flags
         self.ready_at = time.monotonic() + flags.fake_load_s
+        self.ends_at = self.ready_at + flags.fake_lives_s
+        self.said: dict[str, Any] = {
+            "n_weight_loads": 1,
+            "is_sleeping": flags.fake_asleep,
+            "n_ubatches": 1,
+            "is_working": flags.fake_wedged or flags.fake_spin,
+            "answers": True,
+            "slow_s": 0.0,
+            "n_asked": 0,
+        }
         self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
         self.last_reconfigure: dict[str, Any] | None = None
         self.asked = 0
@@ -110,14 +131,18 @@ class Engine:
 
     def props(self) -> dict[str, Any]:
         """Answer GET /props."""
-        return {
+        props = {
             "total_slots": self.geometry["n_seq"],
             "context_geometry": self.geometry,
-            "n_weight_loads": 1,
+            "n_weight_loads": self.said["n_weight_loads"],
+            "is_sleeping": self.said["is_sleeping"],
             "instance_id": self.flags.fake_instance or self.flags.instance_id,
             "last_reconfigure": self.last_reconfigure,
-            "is_sleeping": self.flags.fake_asleep,
         }
+        if not self.flags.fake_older:
+            progress = {name: self.said[name] for name in ("n_ubatches", "is_working")}
+            props["compute_progress"] = progress
+        return props
 
     def reconfigure(self, change: dict[str, Any]) -> dict[str, Any]:
         """Answer POST /reconfigure."""
@@ -142,7 +167,7 @@ class Engine:
             "bytes_held": 230521516,
             "slots": [{"slot": 0, "tokens": 5053, "fate": "resident"}],
             "parked": [],
-            "n_weight_loads": 1,
+            "n_weight_loads": self.said["n_weight_loads"],
             "something_newer": {"kept": True},
         }
         if outcome == "applied":
@@ -295,6 +320,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.engine.loading:
             self.answer(503, {"error": {"code": 503, "message": "Loading model"}})
         elif self.path == "/props":
+            while not self.engine.said["answers"]:
+                time.sleep(0.05)
             props = b"<html>" if self.engine.flags.fake_garbage else self.engine.props()
             self.answer(200, props)
         elif self.path == "/metrics":
@@ -311,6 +338,10 @@ class Handler(BaseHTTPRequestHandler):
             self.do_page(url.path.removeprefix("/slots/"), url.query)
             return
         change = self.body()
+        if url.path == "/fake":
+            self.engine.said |= change
+            self.answer(200, self.engine.said)
+            return
         time.sleep(self.engine.flags.fake_reconfigure_s)
         reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
         if reasons:
@@ -324,11 +355,15 @@ class Handler(BaseHTTPRequestHandler):
         elif how == "die":
             os._exit(9)
         else:
+            self.engine.said["n_asked"] += 1
+            time.sleep(self.engine.said["slow_s"])
             receipt = self.engine.reconfigure(change)
             if how == "silent":
                 self.close_connection = True
-            else:
-                self.answer(200, receipt)
+                return
+            self.answer(200, receipt)
+            if how == "reply-then-die":
+                os._exit(9)
 
     def body(self) -> dict[str, Any]:
         """Return the request's JSON."""
@@ -363,6 +398,12 @@ class Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
 
+def spin() -> None:
+    """Use the processor for ever."""
+    while True:
+        pass
+
+
 def main() -> None:
     """Serve until TERM."""
     flags = parse()
@@ -380,7 +421,12 @@ def main() -> None:
     Path(path).unlink(missing_ok=True)
     for server in (Tcp((host, flags.port), Handler), Unix(path, Handler)):
         threading.Thread(target=server.serve_forever, daemon=True).start()
+    if flags.fake_spin:
+        threading.Thread(target=spin, daemon=True).start()
     while not term.wait(0.05):
+        if time.monotonic() >= Handler.engine.ends_at:
+            print("fatal: the fake engine dies", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(7)
         if flags.fake_load_s and Handler.engine.loading:
             os.write(2, b".")
     print("fake engine ends", file=sys.stderr, flush=True)  # noqa: T201

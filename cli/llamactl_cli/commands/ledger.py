@@ -47,11 +47,12 @@ class LedgerView:
         """
         loads = [line for line in self.ledger.lines if line.kind == "load"]
         avoided = [line for line in self.ledger.lines if line.kind == "avoided"]
-        took = [line.load_s for line in loads if line.loaded]
+        done = [line.load_s for line in loads if line.loaded]
+        took = [load_s for load_s in done if load_s is not None]
         pauses_s = sum(line.pause_ms for line in avoided) / 1000
         return {
-            "loads": len(took),
-            "loads_failed": len(loads) - len(took),
+            "loads": len(done),
+            "loads_failed": len(loads) - len(done),
             "load_s": round(sum(took), 3),
             "loads_avoided": len(avoided),
             "pause_s": round(pauses_s, 6),
@@ -80,7 +81,8 @@ def _row(line: LedgerLine) -> tuple[str, ...]:
         return (at, "avoided", by, f"{line.pause_ms:.1f} ms", change)
     size = "" if line.model_bytes is None else f"{text.size(line.model_bytes)}, "
     what = f"{'load' if line.loaded else 'failed'}: {line.cause}"
-    return (at, what, by, text.seconds(line.load_s), size + text.shape(line))
+    took = "" if line.load_s is None else text.seconds(line.load_s)
+    return (at, what, by, took, size + text.shape(line))
 
 
 def ledger(

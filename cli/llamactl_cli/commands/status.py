@@ -56,11 +56,13 @@ class StatusView:
             ("engine", self._engine()),
             ("problem", None if problem is None else problem.message),
             ("last exit", self._last_exit()),
+            ("crash record", status.crash_record if self._last_exit() else None),
             ("url", None if engine is None else engine.url),
             ("model", None if spec is None else text.middle(spec.model, text.PATH_COLUMNS)),
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", self._drift()),
+            ("dropped", self._dropped()),
             *(
                 ("unapplied", f"{c.field} is {text.value(c.before)}, not {text.value(c.after)}")
                 for c in status.unapplied
@@ -142,6 +144,13 @@ class StatusView:
         if override is None or not changed:
             return None
         return f"{'; '.join(changed)} (set live {text.local(override.at)})"
+
+    def _dropped(self) -> str | None:
+        dropped = self.status.dropped_override
+        if dropped is None:
+            return None
+        asked = f"n_ctx {dropped.n_ctx}, n_seq {dropped.n_seq}"
+        return f"{asked}, set live {text.local(dropped.at)}: the engine crashed soon after"
 
     def _weights(self) -> str | None:
         engine = self.status.engine

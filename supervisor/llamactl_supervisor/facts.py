@@ -1,0 +1,162 @@
+"""What the engine says of itself, taken into the snapshot, and what that adds to the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llamactl_supervisor import events as ev
+from llamactl_supervisor.launch import live_spec
+from llamactl_supervisor.models import EngineState, Override
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from llamactl_supervisor.events import EngineFacts
+    from llamactl_supervisor.models import ExitRecord, Problem, Receipt
+    from llamactl_supervisor.snapshot import Snapshot, Step
+
+SOMEBODY = "engine socket"
+"""Who made a change that the daemon only found made."""
+NEW_LOADS_MAX = 100
+"""Most ledger lines for what an engine says at once; it loads once between two questions."""
+
+
+def observed(snapshot: Snapshot, event: ev.Observed, now: float) -> Step:
+    """Take in what an engine says that serves.
+
+    While a reconfigure is under way its receipt tells of the geometry, and what the engine was
+    asked before that came is old.
+    """
+    if event.asked_at < snapshot.facts_at:
+        return snapshot, ()
+    if snapshot.trial_ends is not None and now >= snapshot.trial_ends:
+        snapshot = replace(snapshot, trial_ends=None, last_good=None)
+    facts = event.facts
+    if snapshot.state is EngineState.RECONFIGURING:
+        known = snapshot.facts
+        facts = replace(facts, geometry=known.geometry, last_reconfigure=known.last_reconfigure)
+    return took(snapshot, facts, event.at, now, wake_s=event.wake_s)
+
+
+def took(
+    snapshot: Snapshot,
+    facts: EngineFacts,
+    at: datetime,
+    now: float,
+    *,
+    load_s: float | None = None,
+    wake_s: float | None = None,
+) -> Step:
+    """Take `facts` for what is so; changes and loads among them that nobody told of are recorded.
+
+    `load_s` is what the first load of this process took, `wake_s` what one after a sleep took.
+    """
+    receipt = facts.last_reconfigure
+    changes: tuple[ev.Effect, ...] = ()
+    if receipt is not None and not _same_change(receipt, snapshot.facts.last_reconfigure):
+        geometry = receipt.geometry
+        override = Override(
+            n_ctx=geometry.n_ctx,
+            n_seq=geometry.n_seq,
+            kv_unified=geometry.kv_unified,
+            by=SOMEBODY,
+            at=at,
+        )
+        snapshot = on_trial(snapshot, override, now)
+        changes = (ev.RecordAvoided(receipt, SOMEBODY),)
+    snapshot, loads = _loads(replace(snapshot, facts=facts), load_s=load_s, wake_s=wake_s)
+    return snapshot, (*changes, *loads)
+
+
+def applied(snapshot: Snapshot, receipt: Receipt, by: str, now: float) -> Step:
+    """Take in the receipt of a change that we have made."""
+    facts = replace(
+        snapshot.facts,
+        geometry=receipt.geometry,
+        n_weight_loads=receipt.n_weight_loads or snapshot.facts.n_weight_loads,
+        last_reconfigure=receipt,
+    )
+    snapshot, loads = _loads(replace(snapshot, facts=facts, facts_at=now))
+    return snapshot, (ev.RecordAvoided(receipt, by), *loads)
+
+
+def on_trial(snapshot: Snapshot, override: Override, now: float) -> Snapshot:
+    """Hold to a geometry that was set live, and remember the one that had proven itself."""
+    proven = snapshot.trial_ends is None or now >= snapshot.trial_ends
+    return replace(
+        snapshot,
+        override=override,
+        last_good=snapshot.override if proven else snapshot.last_good,
+        trial_ends=now + snapshot.settings.override_trial_s,
+        dropped=None,
+    )
+
+
+def fall_back(snapshot: Snapshot, problem: Problem, now: float) -> tuple[Snapshot, Problem]:
+    """Go back to the last geometry known good when one that is on trial has come to a crash."""
+    override, ends, desired = snapshot.override, snapshot.trial_ends, snapshot.desired
+    if override is None or ends is None or desired is None or now >= ends:
+        return snapshot, problem
+    before, dropped = live_spec(desired.spec, snapshot.last_good), live_spec(desired.spec, override)
+    snapshot = replace(snapshot, override=snapshot.last_good, last_good=None, trial_ends=None)
+    if before == dropped:
+        return snapshot, problem
+    said = problem.model_copy(
+        update={
+            "message": f"{problem.message}, soon after its geometry was changed to n_ctx "
+            f"{override.n_ctx}, n_seq {override.n_seq} (by {override.by}): it goes back to "
+            f"n_ctx {before.n_ctx}, n_seq {before.n_seq}",
+            "details": problem.details | {"dropped_override": override.model_dump(mode="json")},
+        }
+    )
+    return replace(snapshot, dropped=override), said
+
+
+def load(
+    snapshot: Snapshot, cause: ev.LoadCause, load_s: float | None, *, loaded: bool
+) -> ev.RecordLoad:
+    """Return the record of one load of this engine."""
+    assert snapshot.running is not None
+    spec = live_spec(snapshot.running.spec, snapshot.override)
+    return ev.RecordLoad(
+        snapshot.generation, cause, load_s, loaded=loaded, spec=spec, dropped=snapshot.dropped
+    )
+
+
+def crash(snapshot: Snapshot, record: ExitRecord, problem: Problem) -> ev.RecordCrash:
+    """Return the record of an end that nobody has asked for."""
+    assert snapshot.process is not None
+    assert snapshot.running is not None
+    return ev.RecordCrash(
+        generation=snapshot.generation,
+        process=snapshot.process,
+        cause=snapshot.cause,
+        facts=snapshot.facts,
+        override=snapshot.override,
+        problem=problem,
+        record=record,
+        api_key_file=snapshot.running.spec.api_key_file,
+    )
+
+
+def _loads(
+    snapshot: Snapshot, *, load_s: float | None = None, wake_s: float | None = None
+) -> tuple[Snapshot, tuple[ev.RecordLoad, ...]]:
+    """Record what an engine that serves has loaded by now: once at least, and once a wake."""
+    known, said = snapshot.loads_recorded, max(1, snapshot.facts.n_weight_loads or 1)
+    new = range(known, min(said, known + NEW_LOADS_MAX))
+    records = tuple(
+        load(snapshot, snapshot.cause, load_s, loaded=True)
+        if number == 0
+        else load(snapshot, ev.LoadCause.WAKE, wake_s if len(new) == 1 else None, loaded=True)
+        for number in new
+    )
+    return replace(snapshot, loads_recorded=max(known, said)), records
+
+
+def _same_change(one: Receipt, other: Receipt | None) -> bool:
+    """Say whether both tell of one change: the engine's own account of it grows afterwards."""
+    return other is not None and (one.previous, one.geometry, one.pause_ms, one.phases_ms) == (
+        *(other.previous, other.geometry, other.pause_ms, other.phases_ms),
+    )
