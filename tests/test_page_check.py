@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,6 @@ from llamactl_builder.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from llamactl_builder.progress import ProgressCallback
     from tiny_models import TinyModels
@@ -198,6 +199,35 @@ def test_a_program_that_fails_is_no_verdict(
     ran = home.run("pages", "fsck", "/pages", "--json")
     assert (ran.code, ran.error["code"]) == (1, "page_files_failed")
     assert said in ran.error["message"]
+
+
+def test_an_end_by_a_signal_is_the_programs_end_too(home: Home, script: Script) -> None:
+    """What it did later would be told to nobody."""
+    said = script(WAITING)
+    pid = home.root / "pid"
+    program = said.with_name("llama-page-files")
+    program.write_text(f"""\
+#!/bin/sh
+echo $$ > {pid}
+cat {said.with_name("lines")}
+exec sleep 60
+""")
+    shutil.copy(FAKE_ENGINE, said.with_name("llama-server"))
+    beside = ("--engine", str(said.with_name("llama-server")))
+    words = (*COMMAND, "pages", "fsck", "/pages", *beside)
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline() == f"{WAITING['why']}\n"
+        child.terminate()
+        assert child.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{int(pid.read_text())}").exists()
+
+
+def test_an_empty_directory_name_is_a_slip_and_not_the_working_directory(home: Home) -> None:
+    for verb in ("fsck", "gc"):
+        ran = home.run("pages", verb, "")
+        assert (ran.code, ran.out) == (2, "")
+        assert "the name of the directory is empty" in ran.err
 
 
 @pytest.mark.parametrize("days", ["-1", "36501", "soon", ""])

@@ -201,6 +201,30 @@ TEST(a_record_carries_any_name) {
     CHECK(!server_page_record_parse("page", server_page_record_text(outside), found));
     outside.retired = { "page.dft" };
     CHECK(server_page_record_parse("page", server_page_record_text(outside), found));
+
+    // without a new NAME the page would be gone
+    outside.members.clear();
+    CHECK(!server_page_record_parse("page", server_page_record_text(outside), found));
+    outside.retired = { "page", "page.dft" };
+    CHECK(!server_page_record_parse("page", server_page_record_text(outside), found));
+}
+
+// What came under a name while the new generation was written stops it, before anything is replaced.
+TEST(what_a_guard_refuses_is_not_replaced) {
+    page_dir dir;
+    CHECK(publish(dir.files, 1).ok());
+    int n_asked = 0;
+    const server_page_guard second_time = [&](server_page_os &, const std::string &, const std::string & name) -> server_page_files_result {
+        CHECK_EQ(name, std::string("page"));
+        return ++n_asked < 2 ? server_page_files_result() : server_page_files_result { SERVER_PAGE_FILES_IO, "not yours" };
+    };
+    server_page_files files(dir.os, dir.path, second_time);
+    const auto res = publish(files, 2);
+    CHECK_EQ(res.status, SERVER_PAGE_FILES_IO);
+    CHECK_EQ(res.message, std::string("not yours"));
+    CHECK_EQ(n_asked, 2);
+    CHECK_EQ(read_generation(dir.files), 1);
+    CHECK(!std::filesystem::exists(dir / "page.page-staging"));
 }
 
 TEST(a_damaged_record_is_named_and_left) {
@@ -326,7 +350,7 @@ TEST(what_was_damaged_after_its_record_replaces_nothing) {
         std::vector<std::string> done;
         for (const auto & res : { dir.files.recover(NAME, true, done), dir.files.recover(NAME, false, done), read, publish(dir.files, 5) }) {
             CHECK_EQ(res.status, SERVER_PAGE_FILES_CORRUPT);
-            CHECK(contains(res.message, "it lists page" + suffix + ", which was damaged"));
+            CHECK(contains(res.message, "it lists page" + suffix + ", but what is there is another file, or was damaged"));
         }
         CHECK(done.empty());
         for (const auto & old : suffixes_of(3)) {

@@ -1,4 +1,4 @@
-// sources: server-page-fsck.cpp server-page-fsck-run.cpp server-page-quarantine.cpp server-page-gc.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
+// sources: server-page-fsck.cpp server-page-fsck-run.cpp server-page-quarantine.cpp server-page-gc.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-guard.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
 
 // What fsck makes of publications that were interrupted.
 
@@ -113,8 +113,59 @@ TEST(a_page_whose_staged_successor_was_damaged_stays) {
     CHECK_EQ(fsck(dir, true).said, std::string("whole page; damaged page.page-staging > .quarantine; "));
     const auto done = fsck(dir);
     CHECK_EQ(done.said, std::string("whole page; damaged page.page-staging > page-1 done; "));
-    CHECK(contains(done.whys, "it lists page, which was damaged after it was written"));
+    CHECK(contains(done.whys, "it lists page, but what is there is another file, or was damaged after it was written"));
     CHECK_EQ(read_text(dir / "page"), state_of("the state"));
+}
+
+// What is in place counts as the new generation's only if it is that, not if it only is as long.
+TEST(a_page_whose_staged_successor_is_gone_stays) {
+    page_dir dir;
+    save(dir.files, "page");
+    const auto old = read_text(dir / "page");
+
+    faulty_os faulty(dir.os);
+    faulty.only = "rename";
+    faulty.at   = 2; // of the record; then FILE
+    faulty.from_then_on = true;
+    const auto state = state_of("THE STATE");
+    server_page_ckpt ckpt;
+    ckpt.identity.fields = { { "model", "m" } };
+    ckpt.members = { { "", state.size(), server_page_checksum(state.data(), state.size()) } };
+    const auto bytes = server_page_encode(ckpt);
+    server_page_files files(faulty, dir.path);
+    CHECK_EQ(files.publish("page", { { "", { span(state) } }, { ".ckpt", bytes.parts } }).status, SERVER_PAGE_FILES_PENDING);
+    CHECK_EQ(old.size(), state.size());
+    fs::remove(staged_file(dir, "page"));
+
+    CHECK_EQ(fsck(dir, true).said, std::string("whole page; damaged page.page-staging > .quarantine; "));
+    CHECK_EQ(fsck(dir).said, std::string("whole page; damaged page.page-staging > page-1 done; "));
+    CHECK_EQ(read_text(dir / "page"), old);
+}
+
+// Another program wrote one of the names while a publication was interrupted: it is neither replaced nor removed.
+TEST(another_programs_file_stops_a_recovery) {
+    for (const std::string suffix : { "", ".ckpt", ".lora", ".dft" }) {
+        page_dir dir;
+        faulty_os faulty(dir.os);
+        faulty.only = "rename";
+        faulty.at   = 2;
+        faulty.from_then_on = true;
+        server_page_files files(faulty, dir.path);
+        const auto state = state_of("the state");
+        CHECK_EQ(files.publish("page", { { "", { span(state) } } }).status, SERVER_PAGE_FILES_PENDING);
+        write_text(dir / ("page" + suffix), "a letter of somebody's");
+
+        const auto before = everything(dir.path);
+        for (const bool dry_run : { true, false }) {
+            const auto done = fsck(dir, dry_run);
+            CHECK_EQ(done.status, SERVER_PAGE_FSCK_FAILED);
+            CHECK_EQ(done.said, std::string("failed page; "));
+            CHECK(contains(done.whys, "page" + suffix + " is another program's"));
+            CHECK_EQ(everything(dir.path), before);
+        }
+        fs::rename(dir / ("page" + suffix), dir / "letter");
+        CHECK_EQ(fsck(dir).said, std::string("unknown letter; recovered page done; recovered page done; plain page; "));
+    }
 }
 
 // A name that cannot be recovered costs no other one its check; it is told once, under its own name.
@@ -167,7 +218,7 @@ TEST(foreign_files_in_a_stage_are_told_and_the_page_is_judged) {
 TEST(a_dry_run_changes_nothing_not_even_the_lock) {
     page_dir dir;
     fill(dir);
-    leave_pending(dir.os, dir.path, 2, 1);
+    leave_pending(dir.os, dir.path, 2, 0);
     leave_stage(dir, "1-1");
     fs::remove(dir / ".page-lock");
     const auto before = everything(dir.path);

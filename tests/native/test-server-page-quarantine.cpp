@@ -1,4 +1,4 @@
-// sources: server-page-fsck.cpp server-page-fsck-run.cpp server-page-quarantine.cpp server-page-gc.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
+// sources: server-page-fsck.cpp server-page-fsck-run.cpp server-page-quarantine.cpp server-page-gc.cpp server-page-check.cpp server-page-codec.cpp server-page-files.cpp server-page-guard.cpp server-page-commit.cpp server-page-record.cpp server-page-file-name.cpp server-page-checksum.cpp server-page-os-posix.cpp
 
 // What is put aside, what stops that, and what becomes of it.
 
@@ -158,7 +158,7 @@ TEST(a_page_cannot_speak_for_the_quarantine) {
     }
     CHECK_EQ(fsck(dir).said, std::string("damaged why.txt > why.txt-1 done; damaged x > x-1 done; "));
     CHECK_EQ(read_text(dir / ".quarantine/why.txt-1/why.txt"), std::string("quarantined 0\n"));
-    CHECK(contains(read_text(dir / ".quarantine/why.txt-1/.why.txt"), "quarantined 1790000000\n'why.txt' "));
+    CHECK(contains(read_text(dir / ".quarantine/why.txt-1/.why.txt"), "quarantined 1790000000 (2026-09-21 14:13:20 UTC)\n'why.txt' "));
     CHECK_EQ(run(server_page_gc, dir.os, dir.path).said, std::string("quarantined .quarantine/why.txt-1; quarantined .quarantine/x-1; "));
 }
 
@@ -194,7 +194,14 @@ TEST(gc_removes_what_has_been_in_quarantine_long_enough) {
     save(dir.files, "a");
     flip_last(dir / "a");
     CHECK_EQ(fsck(dir).status, SERVER_PAGE_FSCK_DAMAGED);
-    CHECK(contains(gc(NOON - DAY_S, false, 0).said, "quarantined .quarantine/a-1 remove done; ")); // a clock that went back
+    // a clock that goes wrong makes nothing old
+    for (const std::string note : { "quarantined 0\n", "quarantined 1890000000\n" }) {
+        write_text(dir / ".quarantine/a-1/.why.txt", note);
+        const auto done = gc(NOON + 40*DAY_S);
+        CHECK(contains(done.said, "quarantined .quarantine/a-1; "));
+        CHECK(contains(done.whys, "does not say since when by a clock that is right, it is kept"));
+    }
+    CHECK(contains(gc(NOON - DAY_S, false, 0).said, "quarantined .quarantine/a-1 remove done; ")); // whatever its age
 }
 
 TEST(gc_that_is_interrupted_goes_on_the_next_time) {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,7 +19,7 @@ from llamactl_cli.options import PAGE_DAYS, PageDays
 from llamactl_cli.provide import Provider, given_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import UpRequest
@@ -35,9 +37,19 @@ STAGING = ".page-staging"
 PAGE_STATES = ("whole", "plain", "degraded", "damaged", "unknown", "pending")
 PAGES_OPTION = "--slot-save-path"
 
+
+def _directory(value: str) -> Path:
+    """Return the path. An empty one is a slip: it would be the working directory."""
+    if not value:
+        raise typer.BadParameter("the name of the directory is empty", param_hint="DIR")
+    return Path(value)
+
+
 Directory = Annotated[
     Path | None,
-    typer.Argument(metavar="[DIR]", help="Of page files. [default: the engine's own]"),
+    typer.Argument(
+        parser=_directory, metavar="[DIR]", help="Of page files. [default: the engine's own]"
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 Engine = Annotated[
@@ -155,8 +167,10 @@ def fsck(
 
     Finishes what was interrupted and verifies all checksums. What is good for nothing is moved to
     DIR/.quarantine, nothing is deleted; a page that lost only a part stays. Safe beside a running
-    engine; needs no daemon and no model. Exit codes: 0 nothing is damaged; 1 something is:
-    degraded, damaged or an orphan; 2 usage, or not everything could be read or done.
+    engine; needs no daemon and no model. A page is whole; plain, without a .ckpt that says what it
+    is good for, so that nothing can be verified; degraded, without a part; or damaged. What is
+    unknown is another program's or another version's. Exit codes: 0 nothing is damaged; 1 something
+    is: degraded, damaged or an orphan; 2 usage, or not everything could be read or done.
     """
     _run(ctx.obj, "fsck", directory, dry_run, engine, ())
 
@@ -247,6 +261,7 @@ def _findings(output: Output, words: list[str]) -> tuple[tuple[Finding, ...], in
 
     with (
         output.activity("reading the files") as news,
+        _terminating(),
         subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             encoding="utf-8",
@@ -257,12 +272,29 @@ def _findings(output: Output, words: list[str]) -> tuple[tuple[Finding, ...], in
         except (ValueError, KeyError, TypeError) as exc:
             child.kill()
             raise FailedError("page_files_failed", f"{words[0]} wrote what makes no sense") from exc
+        except BaseException:  # what nobody is told of is not done either
+            child.kill()
+            raise
         said = child.stderr.read().strip() if child.stderr else ""
     whole = child.returncode in {0, DAMAGED} or (child.returncode == INCOMPLETE and findings)
     if not whole:
         message = f"{' '.join(words)} ended with {child.returncode}"
         raise FailedError("page_files_failed", f"{message}: {said}" if said else message)
     return findings, child.returncode
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """End by an exception at TERM, so that the program does not go on by itself."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _told(lines: Iterable[str], news: Callable[[str], None]) -> Iterable[Finding]:

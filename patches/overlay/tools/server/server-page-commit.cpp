@@ -54,13 +54,14 @@ result server_page_look_for_file(server_page_os & os, const path & p, bool & fou
     return {};
 }
 
-server_page_commit::server_page_commit(server_page_os & os, const std::string & dir, const std::string & name) :
+server_page_commit::server_page_commit(server_page_os & os, const std::string & dir, const std::string & name, const server_page_guard & guard) :
     os(os),
     root { dir, "" },
     name(name),
     lock(root / SERVER_PAGE_LOCK),
     staging(root / (name + SERVER_PAGE_STAGING)),
-    record(staging / SERVER_PAGE_RECORD) {}
+    record(staging / SERVER_PAGE_RECORD),
+    guard(guard) {}
 
 result server_page_commit::check_places() const {
     for (const auto & suffix : server_page_suffixes()) {
@@ -70,7 +71,7 @@ result server_page_commit::check_places() const {
             return res;
         }
     }
-    return {};
+    return guard ? guard(os, root.dir, name) : result();
 }
 
 result server_page_commit::settle(std::string & warning) const {
@@ -254,15 +255,14 @@ result server_page_commit::find_members(const server_page_record & rec, std::vec
 
 result server_page_commit::check_contents(const server_page_record & rec, const std::vector<std::string> & staged) const {
     for (const auto & member : rec.members) {
-        if (std::find(staged.begin(), staged.end(), member.file) == staged.end()) {
-            continue;
-        }
+        const bool is_staged = std::find(staged.begin(), staged.end(), member.file) != staged.end();
+
         uint64_t checksum = 0;
-        if (auto res = read_checksum(os, staging / rec.stage / member.file, checksum); !res.ok()) {
+        if (auto res = read_checksum(os, (is_staged ? staging / rec.stage : root) / member.file, checksum); !res.ok()) {
             return res;
         }
         if (checksum != member.checksum) {
-            return corrupt(record, "it lists " + member.file + ", which was damaged after it was written");
+            return corrupt(record, "it lists " + member.file + ", but what is there is another file, or was damaged after it was written");
         }
     }
     return {};

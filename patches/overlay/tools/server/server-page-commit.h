@@ -16,7 +16,7 @@ struct server_page_commit {
     typedef server_page_os_path        path;
     typedef server_page_os_handle_ptr  handle;
 
-    server_page_commit(server_page_os & os, const std::string & dir, const std::string & name);
+    server_page_commit(server_page_os & os, const std::string & dir, const std::string & name, const server_page_guard & guard);
 
     server_page_os & os;
 
@@ -26,7 +26,9 @@ struct server_page_commit {
     const path        staging;
     const path        record;
 
-    // a place that is taken by anything but a file would stop a publication half-way
+    const server_page_guard guard;
+
+    // a place that is taken by anything but a file would stop a publication half-way; one that is another program's is not ours
     result check_places() const;
 
     // complete what has a record, then sweep; that something could not be swept is a warning only

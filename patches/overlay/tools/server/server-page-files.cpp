@@ -109,7 +109,8 @@ static result read_page(const server_page_commit & page, const std::vector<std::
 // server_page_files
 //
 
-server_page_files::server_page_files(server_page_os & os, const std::string & dir) : os(os), dir(dir) {}
+server_page_files::server_page_files(server_page_os & os, const std::string & dir, const server_page_guard & guard) :
+    os(os), dir(dir), guard(guard) {}
 
 static result check_suffixes(const std::vector<std::string> & suffixes) {
     const auto & known = server_page_suffixes();
@@ -165,7 +166,7 @@ result server_page_files::publish(const std::string & name, const std::vector<se
         return res;
     }
 
-    const server_page_commit page(os, dir, name);
+    const server_page_commit page(os, dir, name, guard);
 
     server_page_record rec = planned(name, files);
     std::string   warning;
@@ -225,7 +226,7 @@ result server_page_files::read(const std::string & name, const std::vector<std::
         return res;
     }
 
-    const server_page_commit page(os, dir, name);
+    const server_page_commit page(os, dir, name, guard);
 
     handle held;
     if (auto res = server_page_told_unless_gone(os.lock(page.lock, SERVER_PAGE_OS_LOCK_SHARED, held)); !res.ok()) {
@@ -277,7 +278,7 @@ result server_page_files::recover(const std::string & name, bool dry_run, std::v
         return res;
     }
 
-    const server_page_commit page(os, dir, name);
+    const server_page_commit page(os, dir, name, guard);
 
     handle held;
     const auto locked = dry_run

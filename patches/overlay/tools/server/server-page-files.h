@@ -118,9 +118,13 @@ struct server_page_generation {
     bool staged = false; // there is a staging directory, or what stands in its place: something for recover()
 };
 
+// refuses what may not be replaced under the names of a page; asked under the lock, before anything is moved or removed
+// nothing is known here of what the files hold: whoever uses this has the rule, see server-page-guard.h
+typedef std::function<server_page_files_result(server_page_os & os, const std::string & dir, const std::string & name)> server_page_guard;
+
 struct server_page_files {
     // the directory must be there when something is published
-    server_page_files(server_page_os & os, const std::string & dir);
+    server_page_files(server_page_os & os, const std::string & dir, const server_page_guard & guard = nullptr);
 
     // all or nothing, in place of the generation of that name if there is one; one of the files must be NAME itself
     server_page_files_result publish(const std::string & name, const std::vector<server_page_file> & files);
@@ -140,5 +144,6 @@ struct server_page_files {
 private:
     server_page_os & os;
 
-    const std::string dir;
+    const std::string       dir;
+    const server_page_guard guard;
 };

@@ -1,5 +1,7 @@
 #include "server-page-fsck-run.h"
 
+#include "server-page-guard.h"
+
 #include <algorithm>
 
 typedef server_page_files_result  result;
@@ -8,7 +10,7 @@ typedef server_page_os_handle_ptr handle;
 
 server_page_fsck_run::server_page_fsck_run(server_page_os & os, const std::string & dir, const server_page_fsck_options & options,
         const server_page_tell & tell) :
-    dir(dir), options(options), tell_user(tell), os(os, !options.dry_run, [this](const path & p) {
+    dir(dir), options(options), tell_user(tell), guard(server_page_guard_of(options.magic, options.version)), os(os, !options.dry_run, [this](const path & p) {
         if (told_wait) {
             return;
         }
@@ -60,7 +62,7 @@ bool server_page_fsck_run::list(std::vector<server_page_generation> & generation
 void server_page_fsck_run::recover(const std::string & name, bool tells_of_damage) {
     std::vector<std::string> done;
 
-    const auto res = server_page_files(os, dir).recover(name, options.dry_run, done);
+    const auto res = server_page_files(os, dir, guard).recover(name, options.dry_run, done);
     for (const auto & each : done) {
         server_page_finding finding;
         finding.what = SERVER_PAGE_FOUND_RECOVERED;

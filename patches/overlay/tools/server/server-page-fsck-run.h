@@ -18,6 +18,7 @@ struct server_page_fsck_run {
     const std::string                dir;
     const server_page_fsck_options & options;
     const server_page_tell &         tell_user;
+    const server_page_guard          guard;
 
     server_page_os_patient os;
 

@@ -8,9 +8,6 @@ typedef server_page_files_result  result;
 typedef server_page_os_path       path;
 typedef server_page_os_handle_ptr handle;
 
-// enough of a file to know whose it is
-static const uint64_t N_BYTES_BEGIN = 64*1024;
-
 struct page_file {
     std::string suffix;
     uint64_t    n_bytes = 0;
@@ -81,7 +78,7 @@ static result read_page(server_page_fsck_run & run, const server_page_commit & p
         if (!opened.ok()) {
             return server_page_told(opened);
         }
-        if (auto res = read_up_to(run.os, p, cur, N_BYTES_BEGIN); !res.ok()) {
+        if (auto res = read_up_to(run.os, p, cur, SERVER_PAGE_HEADER_SIZE_MAX); !res.ok()) {
             return res;
         }
         any_ours = any_ours || (!suffix.empty() && server_page_is_ours(cur.span()));
@@ -235,10 +232,11 @@ static void tell_all(server_page_fsck_run & run, const verdict & judged, const s
 }
 
 // what was damaged a moment ago is looked at again, and moved if it still is
-static void quarantine_page(server_page_fsck_run & run, const server_page_commit & page) {
+static void quarantine_page(server_page_fsck_run & run, const server_page_commit & page, const verdict & before) {
     page_files found;
     handle     held;
     if (run.failed(page.name, run.lock(true, held)) || run.failed(page.name, read_page(run, page, found))) {
+        tell_all(run, before, "", false); // what cannot be put right is told all the same
         return;
     }
 
@@ -256,7 +254,7 @@ static void quarantine_page(server_page_fsck_run & run, const server_page_commit
 }
 
 static void check_page(server_page_fsck_run & run, const server_page_generation & generation) {
-    const server_page_commit page(run.os, run.dir, generation.name);
+    const server_page_commit page(run.os, run.dir, generation.name, run.guard);
 
     if (generation.staged) {
         run.recover(page.name, false);
@@ -272,7 +270,7 @@ static void check_page(server_page_fsck_run & run, const server_page_generation 
     const auto judged = judge(run, page.name, found);
     if (!judged.aside.empty() && !run.options.dry_run) {
         found = {}; // the memory
-        quarantine_page(run, page);
+        quarantine_page(run, page, judged);
         return;
     }
     tell_all(run, judged, (page.root / SERVER_PAGE_QUARANTINE).str(), false);

@@ -53,8 +53,9 @@ static void collect(server_page_fsck_run & run, const std::string & name) {
         return;
     }
 
-    if (at < 0) {
-        finding.why = std::string("its ") + SERVER_PAGE_WHY + " does not say since when, it is kept";
+    const bool any_age = run.options.n_days == 0;
+    if (at < 0 || (!any_age && (at == 0 || at > run.options.now_s))) {
+        finding.why = std::string("its ") + SERVER_PAGE_WHY + " does not say since when by a clock that is right, it is kept";
         run.tell(finding);
         return;
     }

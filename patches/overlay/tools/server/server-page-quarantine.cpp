@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <ctime>
 
 typedef server_page_files_result  result;
 typedef server_page_os_path       path;
@@ -19,6 +20,17 @@ static result write_why(server_page_os & os, const path & p, const std::string &
         return res;
     }
     return server_page_told(os.sync(p, *file));
+}
+
+static std::string note(const std::string & why, int64_t now_s) {
+    const std::time_t now = now_s;
+
+    char date[32] = "";
+    if (const std::tm * utc = std::gmtime(&now)) {
+        std::strftime(date, sizeof(date), "%Y-%m-%d %H:%M:%S UTC", utc);
+    }
+    return "quarantined " + std::to_string(now_s) + " (" + date + ")\n" + why + "\n"
+        "The files beside this note are as they were found. To use one again, move it back to the directory of the pages.\n";
 }
 
 // whether something else than a directory stands there
@@ -95,7 +107,7 @@ result server_page_put_aside(const server_page_commit & page, const server_page_
         return res;
     }
 
-    auto res = write_why(page.os, place / SERVER_PAGE_WHY, "quarantined " + std::to_string(now_s) + "\n" + aside.why + "\n");
+    auto res = write_why(page.os, place / SERVER_PAGE_WHY, note(aside.why, now_s));
     if (res.ok()) {
         res = sync_all(page.os, { place, page.root / SERVER_PAGE_QUARANTINE, page.root });
     }

@@ -71,5 +71,7 @@ bool server_page_record_parse(const std::string & name, const std::string & text
         return is_own(file) && std::count(files.begin(), files.end(), file) == 1;
     });
 
-    return each_once && server_page_is_stage_name(rec.stage) && server_page_record_text(rec) == text;
+    const bool has_state = std::any_of(rec.members.begin(), rec.members.end(), [&](const auto & member) { return member.file == name; });
+
+    return each_once && has_state && server_page_is_stage_name(rec.stage) && server_page_record_text(rec) == text;
 }

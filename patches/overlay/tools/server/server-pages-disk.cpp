@@ -1,8 +1,10 @@
 #include "server-pages-disk.h"
 
+#include "server-common.h"
 #include "server-faults.h"
 #include "server-page-check.h"
 #include "server-page-commit.h"
+#include "server-page-guard.h"
 #include "server-page-os-paced.h"
 
 #include "llama.h"
@@ -16,6 +18,8 @@
 static const char * SUFFIX_CKPT = ".ckpt";
 static const char * SUFFIX_LORA = ".lora";
 static const char * SUFFIX_DFT  = ".dft";
+
+static const server_page_guard GUARD = server_page_guard_of(LLAMA_STATE_SEQ_MAGIC, LLAMA_STATE_SEQ_VERSION);
 
 static server_page_result files_refused(const server_page_request & request, const server_page_files_result & from) {
     switch (from.status) {
@@ -61,55 +65,6 @@ static server_page_member member(const server_page_file & file, server_pace & pa
     }
     res.checksum = checksum.value();
     return res;
-}
-
-// no bytes: it is not there, or empty
-static server_page_files_result read_begin(server_page_os & os, const server_page_os_path & path, size_t n_bytes_max, std::vector<uint8_t> & begin) {
-    server_page_os_handle_ptr file;
-    uint64_t                  n_bytes = 0;
-
-    const auto opened = os.open(path, file, n_bytes);
-
-    begin.resize(std::min<uint64_t>(n_bytes, n_bytes_max));
-    if (begin.empty()) {
-        return server_page_told_unless_gone(opened);
-    }
-    return server_page_told(os.read(path, *file, begin.data(), begin.size()));
-}
-
-// other programs use these names too: what is theirs is not replaced
-static server_page_files_result refuse_another_programs(server_page_os & os, const std::string & dir, const std::string & filename) {
-    const auto theirs = [](const server_page_os_path & path) {
-        return server_page_files_result { SERVER_PAGE_FILES_IO,
-            path.str() + " is another program's, and a page of this name would replace it: use another name, or move it away" };
-    };
-
-    std::vector<uint8_t> begin;
-
-    bool any_ours = false;
-    for (const auto * suffix : { SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }) {
-        const server_page_os_path path = { dir, filename + suffix };
-
-        if (auto res = read_begin(os, path, SERVER_PAGE_HEADER_SIZE_MAX, begin); !res.ok()) {
-            return res;
-        }
-        if (server_page_is_foreign(span(begin))) {
-            return theirs(path);
-        }
-        any_ours = any_ours || server_page_is_ours(span(begin));
-    }
-
-    // a state whose head is damaged is known by what is beside it
-    const server_page_os_path path = { dir, filename };
-
-    if (auto res = read_begin(os, path, sizeof(uint32_t), begin); !res.ok()) {
-        return res;
-    }
-    const auto head = server_page_read_head(span(begin), LLAMA_STATE_SEQ_MAGIC, LLAMA_STATE_SEQ_VERSION);
-    if (!begin.empty() && !any_ours && head == SERVER_PAGE_HEAD_FOREIGN) {
-        return theirs(path);
-    }
-    return {};
 }
 
 server_page_result server_page_save(const std::string & dir, const std::string & filename, server_page_result && held) {
@@ -177,10 +132,7 @@ server_page_result server_page_save(const std::string & dir, const std::string &
         held.n_bytes_file += member(to_publish.back(), pace).n_bytes;
 
         server_page_os_paced os(server_page_os_native(), pace);
-        done = refuse_another_programs(os, dir, filename);
-        if (done.ok()) {
-            done = server_page_files(os, dir).publish(filename, to_publish);
-        }
+        done = server_page_files(os, dir, GUARD).publish(filename, to_publish);
     }).join();
 
     held.filename = filename;
@@ -192,6 +144,9 @@ server_page_result server_page_save(const std::string & dir, const std::string &
         }
         refused.held = std::move(held.held);
         return refused;
+    }
+    if (!done.message.empty()) {
+        SRV_WRN("'%s' is saved; beside that: %s\n", filename.c_str(), done.message.c_str());
     }
 
     return std::move(held);
@@ -339,7 +294,16 @@ server_page_result server_page_load(const std::string & dir, server_page_store &
         }
     };
 
-    const auto done = server_page_files(os, dir).read(filename, { "", SUFFIX_CKPT, SUFFIX_LORA, SUFFIX_DFT }, allocate);
+    // another program's may be of any size
+    std::vector<std::string> foreign;
+    auto done = server_page_foreign_sidecars(os, dir, filename, foreign);
+    if (done.ok()) {
+        std::vector<std::string> suffixes = server_page_suffixes();
+        for (const auto & suffix : foreign) {
+            suffixes.erase(std::remove(suffixes.begin(), suffixes.end(), suffix), suffixes.end());
+        }
+        done = server_page_files(os, dir, GUARD).read(filename, suffixes, allocate);
+    }
     if (!done.ok()) {
         auto refused = files_refused(request, done);
         if (refused.reason == SERVER_PAGE_REASON_CEILING) {

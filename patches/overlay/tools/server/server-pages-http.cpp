@@ -134,9 +134,8 @@ std::optional<server_page_result> server_page_handle(const server_page_steps & s
         return server_page_refused(request, SERVER_PAGE_REASON_BAD_BODY, e.what());
     }
 
-    const std::string error = server_page_file_name_error(body.filename);
-    if (!error.empty() || !fs_validate_filename(body.filename)) {
-        return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME, "Invalid filename" + (error.empty() ? "" : ": " + error));
+    if (const auto error = server_page_file_name_error(body.filename); !error.empty()) {
+        return server_page_refused(request, SERVER_PAGE_REASON_BAD_NAME, "Invalid filename: " + error);
     }
 
     if (words.action != "spill") {
