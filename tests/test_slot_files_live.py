@@ -434,6 +434,19 @@ def test_another_programs_file_is_not_replaced(
         path.unlink()
 
 
+@pytest.mark.parametrize("suffix", [".lora", ".dft"])
+def test_another_programs_sidecar_is_not_read(start: Start, suffix: str) -> None:
+    with start("llama-dense") as live:
+        said = hold(live)
+        written = live.file(1, "save", "a").receipt["n_written"]
+        with (live.slot_files / f"a{suffix}").open("wb") as file:
+            file.write(b"PK")
+            file.truncate(2**34)
+        back = live.file(0, "restore", "a").receipt
+        assert (back["n_read"], back["lost"]) == (written, [])
+        assert go_on(live, 0, said) == go_on(live, 1, said)
+
+
 @pytest.mark.parametrize("suffix", ["", ".ckpt", ".lora", ".dft"])
 def test_what_is_nobodys_is_replaced(shared: LiveEngine, suffix: str) -> None:
     """An empty file has no owner; the begin of one of ours has been cut off."""

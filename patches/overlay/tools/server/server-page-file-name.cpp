@@ -59,8 +59,14 @@ std::string server_page_file_name_error(const std::string & name) {
     if (!is_utf8(name)) {
         return "the name of a page's file must be UTF-8";
     }
-    if (name[0] == '.') {
-        return "the name of a page's file must not begin with '.'";
+    // after the check of UTF-8, so that no two characters are taken for one: U+0080 to U+009F
+    for (size_t i = 0; i + 1 < name.size(); ++i) {
+        if (name[i] == '\xc2' && (unsigned char) name[i + 1] < 0xa0) {
+            return "the name of a page's file must not have control characters";
+        }
+    }
+    if (name[0] == '.' || name[0] == ' ') {
+        return "the name of a page's file must not begin with '.' or a space";
     }
     if (name.back() == '.' || name.back() == ' ') {
         return "the name of a page's file must not end in '.' or a space";
