@@ -123,8 +123,8 @@ std::string unvouched(const std::string & what, const std::string & why) {
     return "a is vouched for by nothing: 'a.ckpt' " + what + " (" + why + REMEDY;
 }
 std::string of_another_size(size_t n_there, size_t n_written) {
-    return "a is damaged: it has " + std::to_string(n_there) + " bytes, " + std::to_string(n_written) +
-            " were written with 'a.ckpt'. If another program wrote it since, remove 'a.ckpt' to load it unchecked";
+    return "it was written with " + std::to_string(n_written) + " bytes of 'a', which has " + std::to_string(n_there) +
+            ": another program wrote that since, or it is damaged, which only a restore can tell";
 }
 
 const std::string LORA    = "a was computed with adapters that are not known: 'a.lora': ";
@@ -170,7 +170,8 @@ TEST(every_shorter_file_is_found) {
             files[suffix].resize(n);
             const auto checked = check(files);
             CHECK_EQ(checked.status, suffix == ".dft" ? SERVER_PAGE_CHECK_DEGRADED : SERVER_PAGE_CHECK_DAMAGED);
-            CHECK_EQ(checked.suffix, suffix == ".dft" ? "" : suffix);
+            const bool is_head_whole = suffix.empty() && n >= state_of("").size();
+            CHECK_EQ(checked.suffix, suffix == ".dft" ? "" : is_head_whole ? ".lora" : suffix);
         }
     }
 }
@@ -285,15 +286,26 @@ TEST(damage_in_the_first_bytes_is_none_of_another_programs) {
     }
 }
 
-TEST(a_state_of_another_size_is_damaged) {
+// Another program wrote it and knows no sidecars; or it was cut off, and libllama does not take it.
+TEST(a_state_of_another_size_is_no_longer_vouched_for) {
     const auto written = page().at("").size();
-    for (const auto & text : { state_of("written by another program"), state_of(""), std::string("a text"), std::string() }) {
-        for (auto files : { page(), page_without_lora() }) {
-            files[""] = text;
-            const auto checked = check(files);
-            CHECK_EQ(said(checked), "damaged a: " + of_another_size(text.size(), written));
-            CHECK(!checked.draft && !checked.lora);
-        }
+    for (const auto & text : { state_of("written by another program"), state_of("") }) {
+        const auto lost = " | .ckpt: " + of_another_size(text.size(), written);
+
+        auto files = page();
+        files[""] = text;
+        CHECK_EQ(said(check(files)), "damaged a.lora: " + LORA + NOT_ITS + lost);
+
+        files = page_without_lora();
+        files[""] = text;
+        const auto checked = check(files);
+        CHECK_EQ(said(checked), "degraded" + lost + " | .dft: only a good .ckpt says that it belongs to this state");
+        CHECK(!checked.draft && !checked.lora && !checked.has_ckpt && checked.ckpt.identity.fields.empty());
+    }
+    for (const auto & text : { std::string("a text"), std::string() }) {
+        auto files = page();
+        files[""] = text;
+        CHECK_EQ(said(check(files)), "damaged a: " + HEAD + " | .ckpt: " + of_another_size(text.size(), written));
     }
 }
 
@@ -416,8 +428,11 @@ std::string expected(const splice & from, const std::map<origin, shape> & shapes
         const bool alone = lora == ABSENT && dft == ABSENT;
         return std::string(alone ? "plain" : "degraded") + " -.ckpt" + (dft == ABSENT ? "" : " -.dft");
     }
-    if (ckpt != state) {
-        return same_sizes ? "damaged a same" : "damaged a size";
+    if (ckpt != state && same_sizes) {
+        return "damaged a";
+    }
+    if (ckpt != state) { // nothing vouches for the state
+        return lora != ABSENT ? "damaged a.lora" : std::string("degraded -.ckpt") + (dft == ABSENT ? "" : " -.dft");
     }
     const auto & written = shapes.at(state);
     if (written.has_lora && lora != state) {
@@ -434,8 +449,7 @@ std::string outcome(const server_page_checked & checked) {
 
     std::string res = words[checked.status];
     if (!checked.why.empty()) {
-        return res + " a" + checked.suffix + (contains(checked.why, "If another program wrote it") ? " size" :
-                contains(checked.why, "it is not what was written with") ? " same" : "");
+        return res + " a" + checked.suffix;
     }
     for (const auto & loss : checked.losses) {
         res += " -" + loss.suffix;

@@ -90,15 +90,8 @@ static bool check_ckpt(server_page_checked & res, const std::string & name, cons
 
 // false: FILE is none that can be restored
 static bool check_state(server_page_checked & res, const std::string & name, server_page_head head, const server_page_span & file, bool is_nobodys) {
-    const auto * member = find_member(res.ckpt, "");
-    if (member && member->n_bytes != file.size) {
-        refuse(res, SERVER_PAGE_CHECK_DAMAGED, "", "is damaged: it has " + std::to_string(file.size) + " bytes, " +
-                std::to_string(member->n_bytes) + " were written with '" + name + SUFFIX_CKPT + "'. If another program wrote it since, remove '" +
-                name + SUFFIX_CKPT + "' to load it unchecked");
-        return false;
-    }
-
-    const bool is_whole = member && is_member(res.ckpt, "", file);
+    const auto * member   = find_member(res.ckpt, "");
+    const bool   is_whole = member && is_member(res.ckpt, "", file);
 
     if (head != SERVER_PAGE_HEAD_OK) {
         // what the checksum vouches for is what was written, and an older or newer libllama can read it
@@ -115,7 +108,7 @@ static bool check_state(server_page_checked & res, const std::string & name, ser
 }
 
 // the adapters that the state was computed with; without them it is good for nothing
-static bool check_lora(server_page_checked & res, const std::string & name, const server_page_span * file) {
+static bool check_lora(server_page_checked & res, const std::string & name, const server_page_span * file, bool is_other_file) {
     const bool is_listed = res.has_ckpt && find_member(res.ckpt, SUFFIX_LORA);
 
     if (res.has_ckpt && !is_listed) {
@@ -132,7 +125,7 @@ static bool check_lora(server_page_checked & res, const std::string & name, cons
     server_page_lora lora;
 
     auto decoded = decode(file, lora);
-    if (decoded.message.empty() && is_listed && !is_member(res.ckpt, SUFFIX_LORA, *file)) {
+    if (decoded.message.empty() && (is_other_file || (is_listed && !is_member(res.ckpt, SUFFIX_LORA, *file)))) {
         decoded = { SERVER_PAGE_DECODE_CORRUPT, NOT_OF_THIS_STATE };
     }
     if (decoded.message.empty()) {
@@ -199,12 +192,21 @@ server_page_checked server_page_check(const std::string & name, server_page_head
     if (!is_nobodys && !check_ckpt(res, name, find_file(files, SUFFIX_CKPT), ckpt)) {
         return res;
     }
-    if (!res.has_ckpt) {
+    // another program wrote it, which knows no sidecars, or it was cut off: then libllama does not take it
+    const uint64_t n_written     = res.has_ckpt ? find_member(res.ckpt, "")->n_bytes : file->size;
+    const bool     is_other_file = n_written != file->size;
+
+    if (is_other_file) {
+        res.losses.push_back({ SUFFIX_CKPT, "it was written with " + std::to_string(n_written) + " bytes of '" + name + "', which has " +
+                std::to_string(file->size) + ": another program wrote that since, or it is damaged, which only a restore can tell" });
+        res.has_ckpt = false;
+        res.ckpt     = {};
+    } else if (!res.has_ckpt) {
         res.losses.push_back({ SUFFIX_CKPT, ckpt.message });
     } else if (res.ckpt.n_lost > 0) {
         res.losses.push_back({ SUFFIX_CKPT, std::to_string(res.ckpt.n_lost) + " checkpoints are damaged" });
     }
-    if (!check_state(res, name, head, *file, is_nobodys) || !check_lora(res, name, find_file(files, SUFFIX_LORA))) {
+    if (!check_state(res, name, head, *file, is_nobodys) || !check_lora(res, name, find_file(files, SUFFIX_LORA), is_other_file)) {
         return res;
     }
     const bool is_other_version = check_draft(res, find_file(files, SUFFIX_DFT));
