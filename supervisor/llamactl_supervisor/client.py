@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
+    from llamactl_supervisor.locks import Holder as Holder
     from llamactl_supervisor.models import LedgerLine
     from llamactl_supervisor.paths import Paths
 
@@ -350,13 +351,28 @@ def recent_lines(paths: Paths, count: int) -> list[LedgerLine]:
     return ledger.recent(paths.ledger_file, count)
 
 
+def state_holder(paths: Paths) -> Holder | None:
+    """Return the living daemon of another runtime directory that has this state directory."""
+    from llamactl_supervisor import locks
+
+    return locks.elsewhere(paths)
+
+
 def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START_S) -> None:
     """Start a daemon that outlives this process; return when its control socket answers.
 
     The daemon has its own session and none of our descriptors: its output goes to the daemon log.
     It adopts an engine that still runs; it loads one from its saved intent only if `resume`.
-    Raises `daemon_start_failed` with the log's last lines.
+    Raises `daemon_start_failed` with the log's last lines, and `daemon_running` where a daemon of
+    another runtime directory has this state directory.
     """
+    if (holder := state_holder(paths)) is not None:
+        raise error(
+            Code.DAEMON_RUNNING,
+            f"{holder} already runs for {paths.state}",
+            hint="use it with its LLAMACTL_RUNTIME_DIR, or set another LLAMACTL_STATE_DIR as well",
+            details={"pid": holder.pid, "runtime_dir": holder.runtime},
+        )
     make_private_dir(paths.state)
     make_private_dir(paths.logs)
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "serve"]

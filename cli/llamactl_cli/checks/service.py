@@ -25,12 +25,17 @@ COMMAND = "llamactl"
 
 def daemon(case: Case) -> Iterator[Finding]:
     """Whether a daemon answers, and is of this version; whether its engine is well."""
+    from llamactl_supervisor.client import state_holder
+
     status = case.status
     if status is None:
         if remains.daemon_holds_lock(case.paths):
-            pid = case.paths.daemon_lock.read_text("utf-8", errors="replace").strip()
+            pid = case.paths.daemon_lock.read_text("utf-8", errors="replace").partition("\n")[0]
             do = f"look at {case.paths.daemon_log}; the engine outlives it: kill {pid}"
             yield fail("daemon", f"pid {pid} runs and does not answer: {case.silence}", do)
+        elif (holder := state_holder(case.paths)) is not None:
+            do = "ask it with its LLAMACTL_RUNTIME_DIR, or set another LLAMACTL_STATE_DIR as well"
+            yield fail("daemon", f"{holder} has the state directory {case.paths.state}", do)
         else:
             yield ok("daemon", "none runs; `llamactl up` starts one")
         return

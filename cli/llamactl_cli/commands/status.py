@@ -205,12 +205,23 @@ def view_of(client: ControlClient, found: Status) -> StatusView:
 
 
 def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
-    """Show the engines that outlived the daemon; name them in its error too."""
+    """Show the engines that outlived the daemon; name them in its error too.
+
+    And the daemon of another runtime directory that has the state: none of ours can start then.
+    """
+    from llamactl_supervisor.client import state_holder
+
+    holder = state_holder(paths)
+    if holder is not None:
+        exc.hint = f"{holder} has the state directory {paths.state}: ask it with its own"
+        exc.hint += " LLAMACTL_RUNTIME_DIR"
+        exc.details["state_owned_by"] = str(holder)
     engines = [found for found in remains.recorded(paths) if found.role == "engine"]
     if not engines:
         return
     pids = [found.pid for found in engines]
-    exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
+    if holder is None:
+        exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
     exc.details["engine_pids"] = pids
     output.emit(RemainsView.of(engines, remains.saved(paths), _pauses(paths)))
 
