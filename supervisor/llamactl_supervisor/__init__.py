@@ -13,6 +13,7 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     2 the other end: client
     3 hands: effects records scrape control announcer reap
     4 the door for strangers: guard
+    4 a bound for everybody: body_limit
     4 what is published: describe
     5 every door: listeners
     6 the loop: daemon
