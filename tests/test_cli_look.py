@@ -109,6 +109,19 @@ def test_status_does_not_wait_for_a_busy_engine(home: Home) -> None:
     assert ran.rows["slots"].startswith("not known: GET /slots: no answer")
 
 
+def test_slots_of_an_engine_that_does_not_answer_end_in_time(home: Home) -> None:
+    home.up("--fake-mute")
+    ran = home.run("slots", "--timeout", "0.5", "--json")
+    assert (ran.code, ran.error["code"]) == (6, "timed_out")
+    assert "has not answered within 0.5 s" in ran.error["message"]
+    stopped = home.run("status", "--json").result["engine"]["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert home.run("pages", "ls", "--timeout", "0.5", "--json").code == 6
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
 def test_many_slots_are_one_screen(home: Home) -> None:
     words = home.up_words()
     assert home.run(*words, "-np", "64").code == 0
@@ -183,7 +196,7 @@ def test_what_was_saved_is_an_estimate_from_the_median_load(home: Home) -> None:
 def test_an_engine_of_a_living_daemon_is_no_orphan(home: Home) -> None:
     home.up()
     assert home.run("orphans").out == "no orphans\n"
-    assert home.run("orphans", "--end", "--json").result == {"orphans": []}
+    assert home.run("orphans", "--end", "--json").result["orphans"] == []
     assert home.run("status").code == 0
 
 

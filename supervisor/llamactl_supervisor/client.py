@@ -183,13 +183,28 @@ class ControlClient:
         """Read files into the slot, in place of what it holds; see `lost` of the receipt."""
         return self._page("restore", PageFileRequest.parse({"filename": filename, "slot": slot}))
 
-    def pages(self) -> Pages:
-        """Return the engine's pages. Raises `engine_stopped` without an engine."""
-        return self._call(Pages, "GET", "/v1/pages", timeout_s=ENGINE_READ_S + ANSWER_S)
+    def pages(self, *, timeout_s: float = ENGINE_READ_S + ANSWER_S) -> Pages:
+        """Return the engine's pages. Raises `engine_stopped` without an engine, `timed_out`."""
+        return self._engine_read(Pages, "/v1/pages", timeout_s)
 
-    def slots(self) -> Slots:
-        """Return the engine's slots; a sleeping engine is woken and loads its weights."""
-        return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
+    def slots(self, *, timeout_s: float = ENGINE_READ_S + ANSWER_S) -> Slots:
+        """Return the engine's slots; a sleeping engine is woken and loads its weights.
+
+        Raises `engine_stopped` without an engine, `timed_out`.
+        """
+        return self._engine_read(Slots, "/v1/slots", timeout_s)
+
+    def _engine_read(self, shape: type[_Wire], path: str, timeout_s: float) -> _Wire:
+        try:
+            return self._call(shape, "GET", path, timeout_s=timeout_s)
+        except DaemonUnreachableError as exc:
+            if not isinstance(exc.__cause__, TimeoutError):
+                raise
+            raise error(
+                Code.TIMED_OUT,
+                f"the engine has not answered within {timeout_s:g} s",
+                hint="it may load its weights or be stuck: `llamactl status`, `llamactl logs`",
+            ) from exc
 
     def look(self) -> EngineLook:
         """Return what the engine holds now. Nothing is woken or waited for; `top` asks often."""

@@ -52,15 +52,18 @@ def daemon(case: Case) -> Iterator[Finding]:
 
 def configuration(_: Case) -> Iterator[Finding]:
     """Whether file and environment make sense to the next daemon."""
-    from llamactl_supervisor.config import load
+    from llamactl_supervisor.config import load, mistyped, mistyped_message
     from llamactl_supervisor.errors import LlamactlError
 
     try:
-        file = load().file
+        loaded = load()
     except LlamactlError as exc:
         yield fail("configuration", exc.message, exc.hint or "`llamactl config check` says more")
     else:
+        file = loaded.file
         yield ok("configuration", "no file" if file is None else str(file))
+        for name, nearest in mistyped(loaded.env).items():
+            yield warn("environment", mistyped_message(name, nearest), f"unset {name}")
 
 
 def orphans(case: Case) -> Iterator[Finding]:

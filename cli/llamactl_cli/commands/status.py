@@ -105,7 +105,10 @@ class StatusView:
         return holdings.memory(self.resident, self.look, committed)
 
     def drift(self) -> dict[str, dict[str, Any]]:
-        """Return each field that was set live to something else than `up` had asked for."""
+        """Return each field that was set live to something else than was asked for.
+
+        By `up`, or by the configuration.
+        """
         override, desired = self.status.override, self.status.desired
         if override is None or desired is None:
             return {}
@@ -138,7 +141,7 @@ class StatusView:
     def _drift(self) -> str | None:
         override = self.status.override
         changed = [
-            f"{name} is {pair['live']}, `up` asked for {pair['asked']}"
+            f"{name} is {pair['live']}, configured or asked: {pair['asked']}"
             for name, pair in self.drift().items()
         ]
         if override is None or not changed:
