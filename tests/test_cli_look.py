@@ -109,6 +109,30 @@ def test_status_does_not_wait_for_a_busy_engine(home: Home) -> None:
     assert ran.rows["slots"].startswith("not known: GET /slots: no answer")
 
 
+def test_committed_memory_is_the_metrics_and_not_zero_before_a_change(home: Home) -> None:
+    pid = home.up()["pid"]
+    memory = home.run("status", "--json").result["memory"]
+    assert memory["committed_bytes"] == psutil.Process(pid).memory_info().data > 0
+    assert memory["full_contexts_bytes"] is None
+    findings = json.loads(home.run("doctor", "--json").out)["findings"]
+    told = next(each["found"] for each in findings if each["check"] == "memory")
+    assert "what the engine has committed may take " in told
+    assert " 0 B more" not in told
+
+
+def test_reap_serve_and_completion_keep_to_json(home: Home) -> None:
+    home.up()
+    for word in ("reap", "serve"):
+        ran = subprocess.run([*COMMAND, word, "--json"], capture_output=True, timeout=30)
+        assert ran.returncode == 5
+        told = json.loads(ran.stderr.splitlines()[-1])["error"]
+        assert list(told) == ["code", "message", "hint", "details"]
+        assert told["code"] == "daemon_running"
+    script = home.run("completion", "bash", "--json").result
+    assert script["shell"] == "bash"
+    assert script["script"] == home.run("completion", "bash").out.rstrip("\n")
+
+
 def test_slots_of_an_engine_that_does_not_answer_end_in_time(home: Home) -> None:
     home.up("--fake-mute")
     ran = home.run("slots", "--timeout", "0.5", "--json")

@@ -101,8 +101,8 @@ class StatusView:
             return None
         engine = self.status.engine
         receipt = None if engine is None else engine.last_reconfigure
-        committed = {} if receipt is None else receipt.bytes_needed
-        return holdings.memory(self.resident, self.look, committed)
+        full_contexts = None if receipt is None else receipt.bytes_needed or None
+        return holdings.memory(self.resident, self.look, full_contexts)
 
     def drift(self) -> dict[str, dict[str, Any]]:
         """Return each field that was set live to something else than was asked for.
