@@ -17,7 +17,7 @@ from unittest import mock
 
 from llamactl_cli import remains
 from llamactl_cli.main import main
-from llamactl_supervisor.config import Paths
+from llamactl_supervisor.config import Paths, mistyped
 from llamactl_supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def fresh_home() -> Iterator[Home]:
         "LLAMACTL_STOP_TERM_S": "1",
     }
     with mock.patch.dict(os.environ, chosen):
+        for name in mistyped(os.environ):  # of whoever runs the tests
+            del os.environ[name]
         try:
             yield home
         finally:

@@ -55,20 +55,26 @@ def test_show_tells_every_value_its_source_and_its_meaning(
     assert {key for key in changed if key.startswith("engine.")} == {
         "engine.model", "engine.engine_path", "engine.port", "engine.n_ctx", "engine.n_seq",
     }  # fmt: skip
-    text = home.run("config", "show", "--changed").out
+    narrow = home.run("config", "show").out.splitlines()
+    assert narrow[0].split() == ["KEY", "VALUE", "SOURCE"]
+    assert narrow[2].split() == ["engine.n_seq", "3", "env"]
+    assert narrow.pop() == f"file: {file}"
+    assert max(map(len, narrow)) <= 80
+    text = home.run("config", "show", "--changed", "--wide").out
     assert "engine.host" not in text
     assert text.splitlines()[0].split() == ["KEY", "VALUE", "SOURCE", "MEANING"]
 
 
 def test_check_is_0_or_2(home: Home) -> None:
     file = write(home)
-    assert home.run("config", "check").out == f"{file}: ok\n"
+    first, *rest = home.run("config", "check").out.splitlines()
+    assert first == f"{file}: ok"
+    assert "environment: LLAMACTL_STOP_TERM_S sets daemon.stop_term_s" in rest
     other = home.root / "other.toml"
     other.touch(0o600)
-    assert home.run("config", "check", str(other), "--json").result == {
-        "file": str(other),
-        "ok": True,
-    }
+    checked = home.run("config", "check", str(other), "--json").result
+    assert (checked["file"], checked["ok"]) == (str(other), True)
+    assert checked["environment"]["LLAMACTL_STATE_DIR"] == "paths.state_dir"
     other.write_text("[engine]\nnctx = 1\n")
     ran = home.run("config", "check", str(other))
     assert (ran.code, ran.out) == (2, "")
@@ -78,6 +84,27 @@ def test_check_is_0_or_2(home: Home) -> None:
     other.write_text("[engine\n")
     assert "at line 1, column 8" in home.run("config", "check", str(other)).err
     assert home.run("config", "check", str(home.root / "absent.toml")).code == 2
+
+
+def test_a_mistyped_variable_is_named_with_the_nearest(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as slip:
+        slip.setenv("LLAMACTL_ENGINE_NCTX", "8k")
+        slip.setenv("LLAMACTL_ENGINE_LOG", "/what/env/exports")
+        slip.setenv("LLAMACTL_ENGINE_PROT", "")
+        ran = home.run("config", "check", "--json")
+        assert (ran.code, ran.error["code"]) == (2, "invalid_request")
+        assert ran.error["details"]["mistyped"] == {"LLAMACTL_ENGINE_NCTX": "LLAMACTL_ENGINE_N_CTX"}
+        said = "LLAMACTL_ENGINE_NCTX sets nothing: did you mean LLAMACTL_ENGINE_N_CTX?"
+        assert said in ran.error["message"]
+        found = home.run("doctor", "--json")
+        findings = json.loads(found.out)["findings"]
+        assert (said, "warn") in [(each["found"], each["level"]) for each in findings]
+        write(home)
+        home.run("up")
+        assert f"warning llamactl environment: {said}" in home.paths.daemon_log.read_text()
+    assert home.run("status").code == 0
 
 
 def test_docs_has_a_row_for_every_key(home: Home) -> None:

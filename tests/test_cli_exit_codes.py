@@ -85,6 +85,28 @@ def test_6_it_did_not_happen_in_time(running: Home) -> None:
     assert json.loads(ran.err.splitlines()[-1])["error"]["code"] == "timed_out"
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["status --json", "status", "logs", "ledger --json", "--help", "config docs", "completion zsh"],
+)
+def test_a_closed_stdout_is_a_failure_and_no_traceback(running: Home, words: str) -> None:
+    command = f'exec "$@" {words} >&-'
+    ran = subprocess.run(["sh", "-c", command, "-", *COMMAND], capture_output=True, timeout=30)
+    assert ran.returncode == 1
+    assert b"stdout is closed" in ran.stderr
+    assert b"Traceback" not in ran.stderr
+    assert running.run("status").code == 0
+
+
+def test_a_closed_stderr_loses_no_result() -> None:
+    command = 'exec "$@" version --json 2>&- <&-'
+    ran = subprocess.run(["sh", "-c", command, "-", *COMMAND], capture_output=True, timeout=30)
+    assert (ran.returncode, json.loads(ran.stdout).keys() >= {"cli"}) == (0, True)
+    command = 'exec "$@" frobnicate >&- 2>&-'
+    ran = subprocess.run(["sh", "-c", command, "-", *COMMAND], capture_output=True, timeout=30)
+    assert (ran.returncode, ran.stderr) == (2, b"")
+
+
 def test_130_it_was_interrupted(running: Home) -> None:
     with subprocess.Popen([*COMMAND, "logs", "-f"], stdout=subprocess.PIPE) as following:
         assert following.stdout is not None

@@ -109,6 +109,43 @@ def test_status_does_not_wait_for_a_busy_engine(home: Home) -> None:
     assert ran.rows["slots"].startswith("not known: GET /slots: no answer")
 
 
+def test_committed_memory_is_the_metrics_and_not_zero_before_a_change(home: Home) -> None:
+    pid = home.up()["pid"]
+    memory = home.run("status", "--json").result["memory"]
+    assert memory["committed_bytes"] == psutil.Process(pid).memory_info().data > 0
+    assert memory["full_contexts_bytes"] is None
+    findings = json.loads(home.run("doctor", "--json").out)["findings"]
+    told = next(each["found"] for each in findings if each["check"] == "memory")
+    assert "what the engine has committed may take " in told
+    assert " 0 B more" not in told
+
+
+def test_reap_serve_and_completion_keep_to_json(home: Home) -> None:
+    home.up()
+    for word in ("reap", "serve"):
+        ran = subprocess.run([*COMMAND, word, "--json"], capture_output=True, timeout=30)
+        assert ran.returncode == 5
+        told = json.loads(ran.stderr.splitlines()[-1])["error"]
+        assert list(told) == ["code", "message", "hint", "details"]
+        assert told["code"] == "daemon_running"
+    script = home.run("completion", "bash", "--json").result
+    assert script["shell"] == "bash"
+    assert script["script"] == home.run("completion", "bash").out.rstrip("\n")
+
+
+def test_slots_of_an_engine_that_does_not_answer_end_in_time(home: Home) -> None:
+    home.up("--fake-mute")
+    ran = home.run("slots", "--timeout", "0.5", "--json")
+    assert (ran.code, ran.error["code"]) == (6, "timed_out")
+    assert "has not answered within 0.5 s" in ran.error["message"]
+    stopped = home.run("status", "--json").result["engine"]["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert home.run("pages", "ls", "--timeout", "0.5", "--json").code == 6
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
 def test_many_slots_are_one_screen(home: Home) -> None:
     words = home.up_words()
     assert home.run(*words, "-np", "64").code == 0
@@ -183,7 +220,7 @@ def test_what_was_saved_is_an_estimate_from_the_median_load(home: Home) -> None:
 def test_an_engine_of_a_living_daemon_is_no_orphan(home: Home) -> None:
     home.up()
     assert home.run("orphans").out == "no orphans\n"
-    assert home.run("orphans", "--end", "--json").result == {"orphans": []}
+    assert home.run("orphans", "--end", "--json").result["orphans"] == []
     assert home.run("status").code == 0
 
 

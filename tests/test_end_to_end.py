@@ -206,7 +206,7 @@ def test_a_context_grows_and_shrinks_under_a_stream_without_a_weight_being_reloa
     parts = ("weights_bytes", "files_bytes", "pages_bytes", "contexts_bytes")
     assert sum(memory[part] for part in parts) == memory["resident_bytes"]
     assert 0.5 < memory["weights_bytes"] / Path(up["model"]).stat().st_size <= 1.01
-    assert memory["committed_bytes"] == receipt["bytes_needed"]
+    assert memory["full_contexts_bytes"] == receipt["bytes_needed"]
     assert [pause["pause_ms"] for pause in status["pauses"]] == [receipt["pause_ms"]]
 
     shrunk, receipt = shell.reconfigure_under_a_stream(**first)

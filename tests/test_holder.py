@@ -161,6 +161,14 @@ def test_the_log_is_rotated_by_size_and_count(tmp_path: Path, files: int) -> Non
     assert (tmp_path / "engine.log").read_text().splitlines()[-1].endswith("stdout 40000")
 
 
+def test_files_beyond_a_lowered_count_are_removed(tmp_path: Path) -> None:
+    for name in ("2", "3", "17", "old", "5.gz"):
+        (tmp_path / f"engine.log.{name}").write_text("earlier\n")
+    Held(tmp_path, "seq 1 40000", log_bytes_max=20_000, log_files_max=2).run()
+    left = sorted(path.name for path in tmp_path.glob("engine.log*"))
+    assert left == ["engine.log", "engine.log.1", "engine.log.5.gz", "engine.log.old"]
+
+
 def test_a_log_that_cannot_be_written_stalls_nothing(tmp_path: Path) -> None:
     """The log is a directory: every write fails; 8 MB of output pass, and the last lines stay."""
     (tmp_path / "engine.log").mkdir()

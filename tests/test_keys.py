@@ -63,3 +63,40 @@ def test_a_pipe_in_place_of_the_file_holds_nothing_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "mine")
     with pytest.raises(LlamactlError, match="holds no key"):
         keys.write(tmp_path, str(tmp_path / "mine"), {})
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"secret\r", "carriage return"),
+        (b"sec\0ret", "control character"),
+        (b"sec\tret", "control character"),
+        (b"secret\xff", "is not UTF-8"),
+        (b" secret", "blanks around"),
+        (b"secret ", "blanks around"),
+        (b"   ", "blanks around"),
+    ],
+)
+def test_a_line_that_no_client_could_send_is_named_and_not_shown(
+    tmp_path: Path, line: bytes, problem: str
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"# \tof the team\r\n\nfirst\n" + line + b"\n")
+    with pytest.raises(LlamactlError) as caught:
+        keys.write(tmp_path, str(mine), {})
+    assert (caught.value.code, caught.value.details["line"]) == ("invalid_request", 4)
+    assert "mine, line 4: " in caught.value.message
+    assert problem in caught.value.message
+    assert "sec" not in caught.value.message
+    assert not (tmp_path / keys.FILE_NAME).exists()
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"secret\n")
+    mine.chmod(mode)
+    with pytest.raises(LlamactlError, match="can be written by others"):
+        keys.write(tmp_path, str(mine), {})
+    mine.chmod(0o644)
+    assert keys.write(tmp_path, str(mine), {}) is not None

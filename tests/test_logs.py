@@ -70,3 +70,40 @@ def test_a_follower_loses_nothing_over_a_rotation(tmp_path: Path) -> None:
         return text
 
     assert asyncio.run(asyncio.wait_for(follow(), 30)) == "line 1\nline 2\nline 3\nline 4\n"
+
+
+def rotate(path: Path, files_max: int, number: int) -> None:
+    """Rotate as the holder does, and write a line into the new file."""
+    for older in range(files_max - 1, 0, -1):
+        source = path if older == 1 else path.with_name(f"{path.name}.{older - 1}")
+        if source.exists():
+            source.replace(path.with_name(f"{path.name}.{older}"))
+    path.unlink(missing_ok=True)
+    write(path, number)
+
+
+async def over_rotations(path: Path, files_max: int, rotations: int) -> list[str]:
+    """Follow a log of one line that is rotated so often while nobody reads."""
+    until, lines = asyncio.Event(), list[str]()
+    write(path, 0)
+    async for chunk in logs.read(path, 10, follow=True, until=until):
+        lines += chunk.decode().splitlines()
+        if not until.is_set():
+            for number in range(1, rotations + 1):
+                rotate(path, files_max, number)
+            until.set()
+    return lines
+
+
+def test_a_follower_that_stalls_goes_on_with_the_next_file_in_order(tmp_path: Path) -> None:
+    lines = asyncio.run(over_rotations(tmp_path / "engine.log", files_max=12, rotations=11))
+    assert lines == [f"line {number}" for number in range(12)]
+
+
+@pytest.mark.parametrize("files_max", [1, 3])
+def test_a_follower_is_told_of_files_that_were_rotated_away(tmp_path: Path, files_max: int) -> None:
+    lines = asyncio.run(over_rotations(tmp_path / "engine.log", files_max, rotations=9))
+    first, notice, *rest = lines
+    assert first == "line 0"
+    assert notice.split(" ", 2)[1:] == ["daemon", logs.MAY_BE_LOST]
+    assert rest == [f"line {number}" for number in range(10 - files_max, 10)]

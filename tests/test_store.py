@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -60,14 +59,3 @@ def test_a_failed_save_leaves_the_old_state(tmp_path: Path) -> None:
         store.save(path, store.Saved())
     assert caught.value.code == "state_unwritable"
     assert store.load(path) == (SAVED, None)
-
-
-def test_the_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
-    path = tmp_path / "daemon.lock"
-    held = store.lock(path)
-    with pytest.raises(LlamactlError) as caught:
-        store.lock(path)
-    assert caught.value.code == "daemon_running"
-    assert f"pid {os.getpid()}" in caught.value.message
-    os.close(held)
-    os.close(store.lock(path))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from llamactl_supervisor.body_limit import BODY_BYTES_MAX
 from llamactl_supervisor.listener import CONNECTIONS_MAX
 from llamactl_supervisor.models import EngineState, OperationState, Problem
 from sandbox import WITHIN_S, until
@@ -183,6 +184,30 @@ def test_idle_connections_do_not_use_the_daemon_up(shared: TcpBox) -> None:
         assert not _dropped(idle[0])
         assert shared.answers()
     until(lambda: _answered(shared))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_is_bounded_on_every_listener(shared: TcpBox, chunked: bool) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(2 * BODY_BYTES_MAX // 2**16):
+            yield b" " * 2**16
+
+    def content() -> bytes | Iterator[bytes]:
+        return parts() if chunked else b" " * (BODY_BYTES_MAX + 1)
+
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    unix = httpx.HTTPTransport(uds=str(shared.paths.control_socket))
+    for address, transport in (
+        (f"http://127.0.0.1:{shared.api_port}", None),
+        (f"http://127.0.0.1:{shared.probes_port}", None),
+        ("http://llamactl", unix),
+    ):
+        with httpx.Client(transport=transport, headers=headers, timeout=WITHIN_S) as client:
+            answer = client.post(f"{address}/v1/reconfigure", content=content())
+            assert problem(answer) == (413, "body_too_large")
+            whole = client.post(f"{address}/v1/reconfigure", content=b" " * BODY_BYTES_MAX)
+            assert whole.status_code in {400, 404}
+    assert shared.answers()
 
 
 def _dropped(connection: socket.socket) -> bool:

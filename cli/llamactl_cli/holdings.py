@@ -51,12 +51,13 @@ def pages(look: EngineLook) -> str:
 
 
 def memory(
-    resident: Resident, look: EngineLook | None, committed: Mapping[str, int]
+    resident: Resident, look: EngineLook | None, full_contexts: Mapping[str, int] | None
 ) -> dict[str, Any]:
     """Return the resident bytes by what they are for; the parts add up to the whole.
 
-    `committed_bytes` is what the contexts take by device once they are full; empty where the
-    engine was never asked for a change. What is on a GPU is not part of a resident size.
+    `committed_bytes` is what the process has for itself, touched or not. `full_contexts_bytes` is
+    what the contexts take by device once they are full; None where that is unknown, since the
+    engine says it with a change only. What is on a GPU is not part of a resident size.
     """
     kept = 0 if look is None else sum(page.n_bytes for page in look.pages)
     kept = min(kept, resident.anonymous_bytes)  # the rest of it is swapped
@@ -67,7 +68,8 @@ def memory(
         "pages_bytes": kept,
         "contexts_bytes": resident.anonymous_bytes - kept,
         "swapped_bytes": resident.swapped_bytes,
-        "committed_bytes": dict(committed),
+        "committed_bytes": resident.committed_bytes,
+        "full_contexts_bytes": None if full_contexts is None else dict(full_contexts),
     }
 
 
@@ -81,12 +83,12 @@ def memory_rows(parts: Mapping[str, Any]) -> Rows:
     )
     for number, (part, title) in enumerate(named):
         yield "" if number else "memory", f"{text.size(parts[part]):>10}  {title}"
-    grown = sum(parts["committed_bytes"].values())
-    sums = ["resident"]
+    full = parts["full_contexts_bytes"]
+    sums = [f"resident, {text.size(parts['committed_bytes'])} committed"]
     if parts["swapped_bytes"]:
         sums.append(f"{text.size(parts['swapped_bytes'])} swapped out")
-    if grown:
-        sums.append(f"full contexts take {text.size(grown)}")
+    if full is not None:
+        sums.append(f"full contexts take {text.size(sum(full.values()))}")
     yield "", f"{text.size(parts['resident_bytes']):>10}  {', '.join(sums)}"
 
 

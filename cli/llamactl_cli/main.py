@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
 
-from llamactl_cli.output import JSON_FLAG, Output
+from llamactl_cli.output import JSON_FLAG, Output, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ COMPLETE = "_LLAMACTL_COMPLETE"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
+    stand_in()
     words, as_json = split_json(sys.argv[1:] if argv is None else argv)
     output = Output(as_json=as_json)
     try:

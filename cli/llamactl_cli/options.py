@@ -148,6 +148,17 @@ KvUnified = Annotated[
         "--kv-unified/--no-kv-unified", help="One pool for all slots, or a part of it for each."
     ),
 ]
+READ_TIMEOUT_S = 60.0
+"""Not shorter: a sleeping engine loads its weights before it answers."""
+ReadTimeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        parser=timeout,
+        metavar="SECONDS",
+        help="How long to wait for the engine's answer; after it, exit 6.",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -17,6 +18,29 @@ if TYPE_CHECKING:
 JSON_FLAG = "--json"
 LAST_LINES_MAX = 12
 """How many of a dead engine's last lines an error shows to a person."""
+
+
+class _Closed(io.TextIOBase):
+    """A stdout that was closed before we began: whoever writes a result to it is told."""
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EBADF, "stdout is closed: the result cannot be written")
+
+
+def stand_in() -> None:
+    """Give what was closed before we began a stand-in: Python itself has None there.
+
+    The descriptors are taken as well, and inherited: the next file must not become our stdout.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdout is None:
+        sys.stdout = _Closed()
+    if sys.stderr is None:
+        sys.stderr = io.StringIO()
 
 
 class View(Protocol):

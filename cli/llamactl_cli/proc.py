@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 DELETED = b" (deleted)"
 
 
@@ -15,13 +16,15 @@ class Resident:
     """Resident memory in bytes, each byte in one part; `swapped_bytes` are not resident.
 
     `weights_bytes` are pages of GGUF files, `files_bytes` of every other file: program, libraries,
-    shared memory. What is no file is `anonymous_bytes`.
+    shared memory. What is no file is `anonymous_bytes`. `committed_bytes` is the process's own
+    memory, touched or not, as the metric `llamactl_engine_committed_bytes` has it.
     """
 
     weights_bytes: int
     files_bytes: int
     anonymous_bytes: int
     swapped_bytes: int
+    committed_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -91,7 +94,7 @@ def resident(pid: int, model: str | None) -> Resident | None:
     """Return its memory by what is mapped; None for nobody, or for another user's process.
 
     Weights are what is mapped from `model` or from a file that ends in `.gguf`. All of it comes
-    from one reading of smaps, so that it adds up.
+    from one reading of smaps, save `committed_bytes`, so that it adds up.
     """
     wanted = b"" if model is None else os.fsencode(Path(model).resolve())
     weights = files = anonymous = swapped = 0
@@ -114,6 +117,7 @@ def resident(pid: int, model: str | None) -> Resident | None:
                     # address, permissions, offset, device, inode, and then what is mapped
                     mapped = line.split(None, 5)[5:]
                     kind = mapped[0].strip().removesuffix(DELETED) if mapped else b""
+        committed = int(Path(f"/proc/{pid}/statm").read_bytes().split()[5]) * PAGE_BYTES
     except OSError:
         return None
-    return Resident(weights, files, anonymous, swapped)
+    return Resident(weights, files, anonymous, swapped, committed)

@@ -77,7 +77,9 @@ def engine_pids(paths: Paths) -> list[int]:
 
 def recorded(paths: Paths) -> list[Remnant]:
     """Return the living engines that their holders recorded, and holders that outlived theirs."""
-    named = saved(paths).get("instance_id")
+    from llamactl_supervisor.client import state_holder
+
+    named = None if state_holder(paths) is not None else saved(paths).get("instance_id")
     return [
         found
         for directory in sorted(paths.runtime.glob("engine-*"))
@@ -88,8 +90,11 @@ def recorded(paths: Paths) -> list[Remnant]:
 def unrecorded(paths: Paths, known: set[int]) -> list[Remnant]:
     """Return engines of this runtime directory that no record names any more, or only the state.
 
-    Anyone can have such a command line, so nothing is proven by it.
+    Anyone can have such a command line, so nothing is proven by it. What the state names while a
+    daemon of another runtime directory has it is that daemon's, and left out.
     """
+    from llamactl_supervisor.client import state_holder
+
     found: dict[int, Remnant] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
@@ -102,7 +107,7 @@ def unrecorded(paths: Paths, known: set[int]) -> list[Remnant]:
         if ticks is not None and any(word.endswith(socket) for word in words):
             doubt = "its holder's record is gone; only its command line names this directory"
             found[pid] = Remnant(pid, ticks, "engine", name, False, doubt)
-    process = saved(paths).get("process")
+    process = None if state_holder(paths) is not None else saved(paths).get("process")
     lost = process if isinstance(process, dict) else {}
     with contextlib.suppress(KeyError, TypeError):
         engine, name = lost["engine"], str(lost["instance_id"])

@@ -63,7 +63,7 @@ class RemainsView:
 
     def _memory(self, engine: Remnant) -> dict[str, Any] | None:
         found = self.resident.get(engine.pid)
-        return None if found is None else holdings.memory(found, None, {})
+        return None if found is None else holdings.memory(found, None, None)
 
 
 def _model_of(saved: Mapping[str, Any]) -> str | None:

@@ -6,13 +6,14 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     0 pure: backoff launch plan events snapshot commands reload state view engine_metrics
     0 pure, what the engine says: progress facts
     1 one thing each: process ports store instances keys ledger crashes logs metrics operations
-    1 one thing each: engine notify activation
+    1 one thing each: engine notify activation locks
     1 one file of its own: daemon_log
     1 one socket each: listener tokens
     2 eyes: observer
     2 the other end: client
     3 hands: effects records scrape control announcer reap
     4 the door for strangers: guard
+    4 a bound for everybody: body_limit
     4 what is published: describe
     5 every door: listeners
     6 the loop: daemon

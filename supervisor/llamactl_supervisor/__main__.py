@@ -11,9 +11,9 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llamactl_supervisor.config import load
+from llamactl_supervisor.config import load, mistyped, mistyped_message
 from llamactl_supervisor.errors import ExitCode, LlamactlError
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ class _Text(logging.Formatter):
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if isinstance(exc := record.__dict__.get("refused"), LlamactlError):
+            problem = {"code": exc.code, "message": exc.message, "hint": exc.hint}
+            fields["error"] = problem | {"details": exc.details}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields)
@@ -56,7 +59,9 @@ def main() -> int:
         return work(arguments)
     except LlamactlError as exc:
         hint = f" ({exc.hint})" if exc.hint else ""
-        logging.getLogger("llamactl").error("%s: %s%s", exc.code, exc.message, hint)
+        logging.getLogger("llamactl").error(
+            "%s: %s%s", exc.code, exc.message, hint, extra={"refused": exc}
+        )
         return exc.exit_code
 
 
@@ -98,6 +103,8 @@ def _serve(arguments: argparse.Namespace) -> ExitCode:
     loaded.paths.create()
     settings = loaded.config.daemon
     daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
+    for name, nearest in mistyped(loaded.env).items():
+        logging.getLogger("llamactl").warning("environment: %s", mistyped_message(name, nearest))
     daemon = Daemon(loaded, _version())
     return asyncio.run(daemon.run(resume=not arguments.no_resume))
 

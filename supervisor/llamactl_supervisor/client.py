@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llamactl_supervisor.errors import LlamactlError
+    from llamactl_supervisor.locks import Holder as Holder
     from llamactl_supervisor.models import LedgerLine
     from llamactl_supervisor.paths import Paths
 
@@ -182,13 +183,28 @@ class ControlClient:
         """Read files into the slot, in place of what it holds; see `lost` of the receipt."""
         return self._page("restore", PageFileRequest.parse({"filename": filename, "slot": slot}))
 
-    def pages(self) -> Pages:
-        """Return the engine's pages. Raises `engine_stopped` without an engine."""
-        return self._call(Pages, "GET", "/v1/pages", timeout_s=ENGINE_READ_S + ANSWER_S)
+    def pages(self, *, timeout_s: float = ENGINE_READ_S + ANSWER_S) -> Pages:
+        """Return the engine's pages. Raises `engine_stopped` without an engine, `timed_out`."""
+        return self._engine_read(Pages, "/v1/pages", timeout_s)
 
-    def slots(self) -> Slots:
-        """Return the engine's slots; a sleeping engine is woken and loads its weights."""
-        return self._call(Slots, "GET", "/v1/slots", timeout_s=ENGINE_READ_S + ANSWER_S)
+    def slots(self, *, timeout_s: float = ENGINE_READ_S + ANSWER_S) -> Slots:
+        """Return the engine's slots; a sleeping engine is woken and loads its weights.
+
+        Raises `engine_stopped` without an engine, `timed_out`.
+        """
+        return self._engine_read(Slots, "/v1/slots", timeout_s)
+
+    def _engine_read(self, shape: type[_Wire], path: str, timeout_s: float) -> _Wire:
+        try:
+            return self._call(shape, "GET", path, timeout_s=timeout_s)
+        except DaemonUnreachableError as exc:
+            if not isinstance(exc.__cause__, TimeoutError):
+                raise
+            raise error(
+                Code.TIMED_OUT,
+                f"the engine has not answered within {timeout_s:g} s",
+                hint="it may load its weights or be stuck: `llamactl status`, `llamactl logs`",
+            ) from exc
 
     def look(self) -> EngineLook:
         """Return what the engine holds now. Nothing is woken or waited for; `top` asks often."""
@@ -350,13 +366,28 @@ def recent_lines(paths: Paths, count: int) -> list[LedgerLine]:
     return ledger.recent(paths.ledger_file, count)
 
 
+def state_holder(paths: Paths) -> Holder | None:
+    """Return the living daemon of another runtime directory that has this state directory."""
+    from llamactl_supervisor import locks
+
+    return locks.elsewhere(paths)
+
+
 def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START_S) -> None:
     """Start a daemon that outlives this process; return when its control socket answers.
 
     The daemon has its own session and none of our descriptors: its output goes to the daemon log.
     It adopts an engine that still runs; it loads one from its saved intent only if `resume`.
-    Raises `daemon_start_failed` with the log's last lines.
+    Raises `daemon_start_failed` with the log's last lines, and `daemon_running` where a daemon of
+    another runtime directory has this state directory.
     """
+    if (holder := state_holder(paths)) is not None:
+        raise error(
+            Code.DAEMON_RUNNING,
+            f"{holder} already runs for {paths.state}",
+            hint="use it with its LLAMACTL_RUNTIME_DIR, or set another LLAMACTL_STATE_DIR as well",
+            details={"pid": holder.pid, "runtime_dir": holder.runtime},
+        )
     make_private_dir(paths.state)
     make_private_dir(paths.logs)
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "serve"]

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 FILE_NAME = "config.toml"
 FILE_ENV = f"{ENV_PREFIX}CONFIG"
 SYSTEM_FILE = Path("/etc") / APP / FILE_NAME
+EXPORTED_ENV = tuple(
+    ENV_PREFIX + name
+    for name in ("CONTROL_SOCKET", "ENGINE_LOG", "DAEMON_LOG", "ENGINE_SOCKET", "ENGINE_URL")
+)
+"""What `llamactl env` prints beside the directories; it sets nothing."""
+OTHER_ENV = (f"{ENV_PREFIX}PATCHES_DIR", f"{ENV_PREFIX}FUZZ_S")
+"""What the builder and the tests read."""
 FILE_BYTES_MAX = 2**20
 """A file that is larger is no configuration."""
 
@@ -128,6 +135,28 @@ def load_paths(env: Mapping[str, str] | None = None) -> Paths:
     return Paths.from_env(
         env | {key.env: chosen[key.field] for key in wanted if key.field in chosen}
     )
+
+
+def mistyped(env: Mapping[str, str]) -> dict[str, str | None]:
+    """Return each variable that has our prefix and sets nothing, with the nearest name that does.
+
+    An empty one is none: it sets nothing under any name.
+    """
+    import difflib
+
+    ours = [*(key.env for key in keys(Config)), FILE_ENV]
+    known = {*ours, *EXPORTED_ENV, *OTHER_ENV}
+    named = sorted(name for name in env if name.startswith(ENV_PREFIX) and env[name])
+    return {
+        name: next(iter(difflib.get_close_matches(name, ours, 1)), None)
+        for name in named
+        if name not in known
+    }
+
+
+def mistyped_message(name: str, nearest: str | None) -> str:
+    """Return what to tell of one of `mistyped`."""
+    return f"{name} sets nothing" + ("" if nearest is None else f": did you mean {nearest}?")
 
 
 def daemon_env(paths: Paths) -> dict[str, str]:

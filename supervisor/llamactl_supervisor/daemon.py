@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from llamactl_supervisor import activation, ledger, logs, reload, store, view
+from llamactl_supervisor import activation, ledger, locks, logs, reload, store, view
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.announcer import Announcer
 from llamactl_supervisor.commands import not_serving
@@ -92,8 +93,7 @@ class Daemon:
         what `activation.inherited` and `Listeners` raise.
         """
         self._paths.create()
-        lock = store.lock(self._paths.daemon_lock)
-        try:
+        with locks.held(self._paths), contextlib.closing(self._notifier):
             self._load()
             handed = activation.inherited(os.environ, self._paths.control_socket)
             listeners = Listeners(
@@ -102,9 +102,6 @@ class Daemon:
             )
             await self._take_over(resume=resume)
             await self._serve(listeners)
-        finally:
-            self._notifier.close()
-            os.close(lock)
         failed = self._snapshot.state is EngineState.FAILED and not self._snapshot.closing
         return ExitCode.NOT_RUNNING if failed else ExitCode.OK
 

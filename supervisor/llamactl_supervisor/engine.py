@@ -181,12 +181,12 @@ class EngineClient:
 
     async def pages(self) -> Pages:
         """Return the pages. Wakes nothing."""
-        status, body = await self._ask("GET", "/pages", timeout_s=ENGINE_READ_S)
+        status, body = await self._ask_in_time("/pages")
         return Pages(pages=self._read(_PAGES.validate_json, "/pages", status, body))
 
     async def slots(self) -> Slots:
         """Return the slots and the parked ones. Wakes a sleeping engine."""
-        status, body = await self._ask("GET", "/slots", timeout_s=ENGINE_READ_S)
+        status, body = await self._ask_in_time("/slots")
         return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
 
     async def look(self) -> EngineLook:
@@ -219,6 +219,15 @@ class EngineClient:
         if status == httpx.codes.OK:
             return self._read(shape.model_validate_json, path, status, body)
         raise self._declined(Code.PAGE_REFUSED, path, status, body)
+
+    async def _ask_in_time(self, path: str) -> tuple[int, bytes]:
+        """Ask for what may wait for a batch or a wake. Raises `timed_out` as well."""
+        try:
+            return await self._ask("GET", path, timeout_s=ENGINE_READ_S)
+        except LlamactlError as exc:
+            if not isinstance(exc.__cause__, httpx.ReadTimeout):
+                raise
+            raise _late(path, ENGINE_READ_S) from exc
 
     async def _ask(
         self,
@@ -296,6 +305,15 @@ class EngineClient:
             f"{path}: HTTP {status} from the engine with a body that makes no sense: {start!r}",
             details={"status": status, "body_start": start},
         )
+
+
+def _late(path: str, within_s: float) -> LlamactlError:
+    """Return the error for an engine that does not answer in time."""
+    return error(
+        Code.TIMED_OUT,
+        f"GET {path}: no answer from the engine within {within_s:g} s",
+        hint="it may load its weights or be stuck: `llamactl status`, `llamactl logs`",
+    )
 
 
 def _bare(slot: SlotState) -> SlotState:

@@ -38,6 +38,7 @@ class Code(StrEnum):
     """Stable names of everything that can go wrong."""
 
     INVALID_REQUEST = "invalid_request"
+    BODY_TOO_LARGE = "body_too_large"
     CONFIG_INVALID = "config_invalid"
     CONFIG_INSECURE = "config_insecure"
     OWNED_ARGUMENT = "owned_argument"
@@ -177,6 +178,7 @@ class FailedError(LlamactlError):
 
 _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.INVALID_REQUEST: InvalidRequestError,
+    Code.BODY_TOO_LARGE: InvalidRequestError,
     Code.CONFIG_INVALID: InvalidRequestError,
     Code.CONFIG_INSECURE: InvalidRequestError,
     Code.OWNED_ARGUMENT: InvalidRequestError,
@@ -240,6 +242,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
 
 # Where the HTTP status is finer than the class: the engine's own statuses, and a plain 404.
 _STATUSES: dict[Code, int] = {
+    Code.BODY_TOO_LARGE: 413,
     Code.FORBIDDEN: 403,
     Code.HOST_REFUSED: 421,
     Code.UNAUTHORIZED: 401,

@@ -116,9 +116,19 @@ class Log:
             with contextlib.suppress(FileNotFoundError):
                 Path(older).replace(f"{self.path}.{number}")
         Path(self.path).unlink(missing_ok=True)
+        self._remove_surplus()
         os.close(self._fd)
         self._fd = -1
         self._open()
+
+    def _remove_surplus(self) -> None:
+        """Remove what an earlier holder kept while more files were allowed."""
+        log = Path(self.path)
+        for file in log.parent.glob(f"{log.name}.*"):
+            number = file.suffix[1:]
+            if number.isdecimal() and int(number) >= self.files_max:
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
 
 def line(stream: bytes, text: bytes) -> bytes:

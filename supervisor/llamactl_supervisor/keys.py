@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
+import unicodedata
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor.errors import Code, error
@@ -55,13 +57,23 @@ def _read(user_file: str) -> bytes:
         # Not blocking: what was a file when it was asked for may be a pipe now.
         fd = os.open(user_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
             users = file.read(FILE_BYTES_MAX + 1) or b""
     except OSError as exc:
         what = f"cannot be read: {exc.strerror or exc}"
         raise error(Code.INVALID_REQUEST, f"the API key file {user_file} {what}") from exc
+    _no_other_writer(user_file, found)
     if len(users) > FILE_BYTES_MAX:
         what = f"has more than {FILE_BYTES_MAX} bytes"
         raise error(Code.INVALID_REQUEST, f"the API key file {user_file} {what}")
+    for number, line in enumerate(users.split(b"\n"), 1):
+        if (wrong := _unusable(line)) is not None:
+            raise error(
+                Code.INVALID_REQUEST,
+                f"the API key file {user_file}, line {number}: {wrong}",
+                hint="one key to a line, in UTF-8; the engine takes the line as it is",
+                details={"file": user_file, "line": number},
+            )
     if not any(line and not line.startswith(b"#") for line in users.split(b"\n")):
         raise error(
             Code.INVALID_REQUEST,
@@ -69,3 +81,29 @@ def _read(user_file: str) -> bytes:
             hint="one key to a line; without --api-key-file the engine answers everybody",
         )
     return users
+
+
+def _no_other_writer(user_file: str, found: os.stat_result) -> None:
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise error(
+            Code.INVALID_REQUEST,
+            f"the API key file {user_file} can be written by others: they could let themselves in",
+            hint=f"chmod go-w {user_file}",
+        )
+
+
+def _unusable(line: bytes) -> str | None:
+    """Return what is wrong with a line of the file, without repeating it; None: nothing."""
+    if line.startswith(b"#"):
+        return None
+    try:
+        key = line.decode()
+    except UnicodeDecodeError:
+        return "is not UTF-8"
+    if key.endswith("\r"):
+        return "ends with a carriage return, which would be part of the key"
+    if any(unicodedata.category(character) == "Cc" for character in key):
+        return "has a control character"
+    if key != key.strip():
+        return "has blanks around the key, which would be part of it"
+    return None

@@ -8,6 +8,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 BACKLOG = 128
 CONNECTIONS_MAX = 64
 """Most connections at once to each TCP address."""
+REQUEST_S = 10.0
+"""How long a request may take from its connection, or the answer before it, to its last byte."""
 
 
 def bind(path: Path) -> socket.socket:
@@ -58,7 +61,40 @@ def bind_tcp(address: Address) -> socket.socket:
     return listening
 
 
-class _Bounded(H11Protocol):
+class _Timed(H11Protocol):
+    """Drops connections that do not come to the end of a request: nobody waits for them for ever.
+
+    uvicorn itself bounds only the time between two requests.
+    """
+
+    _request_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._expect_nothing()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state in {h11.IDLE, h11.SEND_BODY}:
+            self._expect_request()
+        else:
+            self._expect_nothing()
+
+    def _expect_request(self) -> None:
+        if self._request_due is None and not self.transport.is_closing():
+            self._request_due = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _expect_nothing(self) -> None:
+        if self._request_due is not None:
+            self._request_due.cancel()
+            self._request_due = None
+
+
+class _Bounded(_Timed):
     """Drops connections beyond a bound: strangers must not use up the daemon's descriptors."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -67,7 +103,7 @@ class _Bounded(H11Protocol):
             transport.abort()
 
 
-class _OwnUid(H11Protocol):
+class _OwnUid(_Timed):
     """Drops connections of other users; names the caller's process as the request's client."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -8,6 +8,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from llamactl_supervisor.body_limit import BodyLimit
 from llamactl_supervisor.control import create_app, create_probes
 from llamactl_supervisor.guard import Guard
 from llamactl_supervisor.listener import Server, bind, bind_tcp
@@ -40,7 +41,7 @@ class Listeners:
 
         Raises `daemon_start_failed`, and `invalid_request` for an unusable token file.
         """
-        app = create_app(daemon, version)
+        app = BodyLimit(create_app(daemon, version))
         self._control, self._ours = control, handed is None
         self._addresses = {"api": api.listen, "probes": api.probes_listen}
         self._serving: list[asyncio.Task[None]] = []
@@ -54,7 +55,7 @@ class Listeners:
             if api.listen is not None:
                 add(Guard(app, api.listen, Tokens(api)), bind_tcp(api.listen))
             if api.probes_listen is not None:
-                add(create_probes(daemon), bind_tcp(api.probes_listen))
+                add(BodyLimit(create_probes(daemon)), bind_tcp(api.probes_listen))
             add(app, handed or bind(control))
             undo.pop_all()
 

@@ -69,6 +69,11 @@ class Paths:
         return self.runtime / "daemon.lock"
 
     @property
+    def state_lock(self) -> Path:
+        """Locked by the one daemon of this state directory, beside the other."""
+        return self.state / "state.lock"
+
+    @property
     def state_file(self) -> Path:
         """Intent and the engine's identity, for the next daemon."""
         return self.state / "state.json"

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor import instances, process, store
+from llamactl_supervisor import instances, locks, process, store
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.models import Intent
 from llamactl_supervisor.process import Process
@@ -43,8 +42,7 @@ async def reap(paths: Paths, settings: Settings, stopping: bool) -> None:
     there is one, `state_unreadable`, and `timed_out` for an engine that a KILL does not end.
     """
     paths.create()
-    lock = store.lock(paths.daemon_lock)
-    try:
+    with locks.held(paths):
         saved, _ = store.load(paths.state_file)
         for name in list(instances.names(paths)):
             found = instances.read(paths, name) or instances.fence(paths, name)
@@ -62,8 +60,6 @@ async def reap(paths: Paths, settings: Settings, stopping: bool) -> None:
             instances.remove(paths, name)
         if not _listens(paths.control_socket):
             paths.control_socket.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
 
 
 async def _end(paths: Paths, settings: Settings, saved: store.Saved, found: EngineProcess) -> None:

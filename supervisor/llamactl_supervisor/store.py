@@ -1,8 +1,7 @@
-"""What proves one daemon to the next: state.json, and the lock that only one of them holds."""
+"""What proves one daemon to the next: state.json."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 from typing import TYPE_CHECKING, Literal
 
@@ -89,26 +88,3 @@ def save(path: Path, saved: Saved) -> None:
             f"{path} cannot be written: {exc.strerror}",
             hint="free space or fix permissions; until then no engine is started",
         ) from exc
-
-
-def lock(path: Path) -> int:
-    """Take the daemon's lock for as long as the returned descriptor lives, or raise.
-
-    The lock is the kernel's, so it ends with its daemon however that ends. The file holds the
-    daemon's pid, for people.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise error(
-            Code.DAEMON_RUNNING,
-            f"a daemon (pid {pid}) already runs for {path.parent}",
-            hint="use it, or end it with `llamactl down`",
-            details={"pid": pid},
-        ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd

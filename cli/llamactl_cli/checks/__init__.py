@@ -2,7 +2,7 @@
 
     case       what is known before any check: paths, the daemon's status, what was asked for
     machine    python, tools for a build, engine, processor, limits, memory
-    places     directories, the control socket, the port, the model
+    places     directories, the control socket, the port, the model, API keys
     service    daemon, configuration, orphans, systemd, the command on PATH
 
 Each module has `CHECKS`, functions of a `Case` that yield findings.

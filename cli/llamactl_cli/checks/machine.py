@@ -92,10 +92,10 @@ def memory(case: Case) -> Iterator[Finding]:
     free = f"{text.size(least.free_bytes)} free by {least.name}"
     do = "a smaller context (`llamactl reconfigure`), or a higher limit"
     needed, what = _needed(case, pid)
-    if needed + SPARE_BYTES > least.free_bytes:
-        yield warn("memory", f"{free}; {what} may take {text.size(needed)} more", do)
-    else:
-        yield ok("memory", f"{free}; {what} may take {text.size(needed)} more")
+    more = "an unknown amount" if needed is None else text.size(needed)
+    told = f"{free}; {what} may take {more} more"
+    short = (needed or 0) + SPARE_BYTES > least.free_bytes
+    yield warn("memory", told, do) if short else ok("memory", told)
     found = None if pid is None else proc.resident(pid, case.model)
     if found is not None and found.swapped_bytes:
         gone = f"{text.size(found.swapped_bytes)} of the engine are swapped out"
@@ -104,17 +104,16 @@ def memory(case: Case) -> Iterator[Finding]:
         yield ok("swap", "nothing of an engine is swapped out")
 
 
-def _needed(case: Case, pid: int | None) -> tuple[int, str]:
-    """Return how many bytes are not resident yet and may become so, and of what."""
+def _needed(case: Case, pid: int | None) -> tuple[int | None, str]:
+    """Return how many bytes are not resident yet and may become so, and of what; None: unknown."""
     if pid is None:
         path = None if case.model is None else Path(case.model)
         return (path.stat().st_size, "the weights") if path and path.is_file() else (0, "nothing")
-    engine = None if case.status is None else case.status.engine
-    receipt = None if engine is None else engine.last_reconfigure
-    committed = 0 if receipt is None else sum(receipt.bytes_needed.values())
     found = proc.resident(pid, case.model)
-    held = 0 if found is None else found.anonymous_bytes
-    return max(0, committed - held), "full contexts"
+    if found is None:
+        return None, "the engine"
+    untouched = found.committed_bytes - found.anonymous_bytes - found.swapped_bytes
+    return max(0, untouched), "what the engine has committed"
 
 
 CHECKS = (python, engine, processor, memory_lock, memory)

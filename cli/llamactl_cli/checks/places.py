@@ -1,4 +1,4 @@
-"""Checks of places: directories, the control socket, the port, the model."""
+"""Checks of places: directories, the control socket, the port, the model, the clients' keys."""
 
 from __future__ import annotations
 
@@ -96,6 +96,20 @@ def model(case: Case) -> Iterator[Finding]:
         yield ok("model", f"{text.size(path.stat().st_size)}, {path}")
 
 
+def api_keys(case: Case) -> Iterator[Finding]:
+    """Whether the clients' keys are this user's alone."""
+    path = None if case.spec is None else case.spec.api_key_file
+    if path is None:
+        return
+    mode = Path(path).stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield fail("API keys", f"others may write to {path}", f"chmod go-w {path}")
+    elif mode & (stat.S_IRGRP | stat.S_IROTH):
+        yield warn("API keys", f"others may read {path}", f"chmod 600 {path}; make new keys in it")
+    else:
+        yield ok("API keys", path)
+
+
 def _overwritten(path: Path, pid: int) -> bool:
     """Return whether the very file that the engine has mapped changed after the engine began."""
     began = proc.began_at(pid)
@@ -132,4 +146,4 @@ def _existing(directory: Path) -> Path:
     return next(place for place in (directory, *directory.parents) if place.exists())
 
 
-CHECKS = (directories, control_socket, port, model)
+CHECKS = (directories, control_socket, port, model, api_keys)

@@ -25,12 +25,17 @@ COMMAND = "llamactl"
 
 def daemon(case: Case) -> Iterator[Finding]:
     """Whether a daemon answers, and is of this version; whether its engine is well."""
+    from llamactl_supervisor.client import state_holder
+
     status = case.status
     if status is None:
         if remains.daemon_holds_lock(case.paths):
-            pid = case.paths.daemon_lock.read_text("utf-8", errors="replace").strip()
+            pid = case.paths.daemon_lock.read_text("utf-8", errors="replace").partition("\n")[0]
             do = f"look at {case.paths.daemon_log}; the engine outlives it: kill {pid}"
             yield fail("daemon", f"pid {pid} runs and does not answer: {case.silence}", do)
+        elif (holder := state_holder(case.paths)) is not None:
+            do = "ask it with its LLAMACTL_RUNTIME_DIR, or set another LLAMACTL_STATE_DIR as well"
+            yield fail("daemon", f"{holder} has the state directory {case.paths.state}", do)
         else:
             yield ok("daemon", "none runs; `llamactl up` starts one")
         return
@@ -47,15 +52,18 @@ def daemon(case: Case) -> Iterator[Finding]:
 
 def configuration(_: Case) -> Iterator[Finding]:
     """Whether file and environment make sense to the next daemon."""
-    from llamactl_supervisor.config import load
+    from llamactl_supervisor.config import load, mistyped, mistyped_message
     from llamactl_supervisor.errors import LlamactlError
 
     try:
-        file = load().file
+        loaded = load()
     except LlamactlError as exc:
         yield fail("configuration", exc.message, exc.hint or "`llamactl config check` says more")
     else:
+        file = loaded.file
         yield ok("configuration", "no file" if file is None else str(file))
+        for name, nearest in mistyped(loaded.env).items():
+            yield warn("environment", mistyped_message(name, nearest), f"unset {name}")
 
 
 def orphans(case: Case) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,16 +22,32 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
+@dataclass(frozen=True)
+class ScriptView:
+    """The script of a shell."""
+
+    shell: Shell
+    script: str
+
+    def text(self) -> str:
+        """Return the script."""
+        return self.script
+
+    def data(self) -> dict[str, str]:
+        """Return the same."""
+        return {"shell": self.shell, "script": self.script}
+
+
 def completion(
     ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="For which shell.")]
 ) -> None:
     """Print the completion script of a shell.
 
     For bash and zsh: eval "$(llamactl completion bash)". For fish: llamactl completion fish |
-    source. It is text with --json too.
+    source.
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     output: Output = ctx.obj
     script = get_completion_script(prog_name=COMMAND, complete_var=COMPLETE, shell=shell)
-    output.line(script)
+    output.emit(ScriptView(shell, script))

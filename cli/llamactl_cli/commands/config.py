@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from llamactl_supervisor.errors import Code, error
 
 from llamactl_cli import text
 
@@ -28,15 +29,32 @@ class ShowView:
     loaded: Loaded
     meanings: Mapping[str, str]
     changed: bool
+    wide: bool = False
 
     def text(self) -> str:
-        """Return a table."""
+        """Return a table; one that is not `wide` has 80 columns and names the file below."""
+        if not self.wide:
+            return self._narrow()
         rows = [
             (key, text.value(value.value), value.source, self.meanings[key])
             for key, value in self.loaded.values.items()
             if not (self.changed and value.is_default)
         ]
         return text.columns(("KEY", "VALUE", "SOURCE", "MEANING"), rows)
+
+    def _narrow(self) -> str:
+        shown = {
+            key: (text.printable(text.value(value.value)), value.source.partition(" ")[0])
+            for key, value in self.loaded.values.items()
+            if not (self.changed and value.is_default)
+        }
+        taken = max(map(len, shown), default=0) + len("default") + 2 * len(text.COLUMN_GAP)
+        rows = [
+            (key, text.middle(value, text.SCREEN_COLUMNS - taken), source)
+            for key, (value, source) in shown.items()
+        ]
+        table = text.columns(("KEY", "VALUE", "SOURCE"), rows)
+        return table if self.loaded.file is None else f"{table}\nfile: {self.loaded.file}"
 
     def data(self) -> dict[str, Any]:
         """Return the file that was read, and the values by key."""
@@ -51,17 +69,26 @@ class ShowView:
 
 @dataclass(frozen=True)
 class CheckView:
-    """A file that is right; None: there is none, and the defaults hold."""
+    """A file that is right; None: there is none, and the defaults hold.
+
+    `environment` has each variable that sets something, and the key that it sets.
+    """
 
     file: Path | None
+    environment: Mapping[str, str]
 
     def text(self) -> str:
-        """Return one line."""
-        return "there is no file; the defaults hold" if self.file is None else f"{self.file}: ok"
+        """Return a line for the file, and one for each variable."""
+        none = "there is no file; the defaults hold"
+        lines = [none if self.file is None else f"{self.file}: ok"]
+        return "\n".join(
+            lines + [f"environment: {name} sets {key}" for name, key in self.environment.items()]
+        )
 
     def data(self) -> dict[str, Any]:
         """Return the same."""
-        return {"file": None if self.file is None else str(self.file), "ok": True}
+        file = None if self.file is None else str(self.file)
+        return {"file": file, "ok": True, "environment": dict(self.environment)}
 
 
 @dataclass(frozen=True)
@@ -99,15 +126,18 @@ def show(
     changed: Annotated[
         bool, typer.Option("--changed", help="Only what is not left at its default.")
     ] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Whole values and sources, and what each key means.")
+    ] = False,
 ) -> None:
-    """Show every value, where it comes from and what it means.
+    """Show every value and where it comes from; with --wide or --json also what it means.
 
     As this shell has it: a daemon that runs has what it read when it was started or reloaded.
     """
     from llamactl_supervisor.config import load
 
     output: Output = ctx.obj
-    output.emit(ShowView(load(), _meanings(), changed))
+    output.emit(ShowView(load(), _meanings(), changed, wide))
 
 
 def check(
@@ -116,16 +146,25 @@ def check(
         Path | None, typer.Argument(metavar="[FILE]", help="Instead of the one in use.")
     ] = None,
 ) -> None:
-    """Check a configuration file without using it.
+    """Check a configuration file, and the environment, without using them.
 
-    Exit 0: it is right; 2: it is not, and the error says where.
+    Exit 0: all is right; 2: it is not, and the error says where: in the file, or a variable with
+    our prefix that sets nothing.
     """
-    from llamactl_supervisor.config import load
+    from llamactl_supervisor.config import load, mistyped, mistyped_message
 
     output: Output = ctx.obj
     loaded = load(file=file)
     _ = loaded.paths
-    output.emit(CheckView(loaded.file))
+    if slips := mistyped(loaded.env):
+        told = "; ".join(mistyped_message(name, nearest) for name, nearest in slips.items())
+        raise error(Code.INVALID_REQUEST, f"environment: {told}", details={"mistyped": slips})
+    setting = {
+        value.source.removeprefix("env "): key
+        for key, value in loaded.values.items()
+        if value.source.startswith("env ")
+    }
+    output.emit(CheckView(loaded.file, setting))
 
 
 def docs(ctx: typer.Context) -> None:

@@ -11,6 +11,7 @@ from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, e
 from llamactl_cli import remains, text
 
 if TYPE_CHECKING:
+    from llamactl_supervisor.client import Holder
     from llamactl_supervisor.config import Paths
 
     from llamactl_cli.output import Output
@@ -25,6 +26,8 @@ class OrphansView:
 
     found: list[Remnant]
     gone: dict[int, bool]
+    elsewhere: Holder | None = None
+    """The daemon of another runtime directory that has the state directory: its engine is its."""
 
     @property
     def left(self) -> list[Remnant]:
@@ -33,9 +36,10 @@ class OrphansView:
 
     def text(self) -> str:
         """Return a paragraph for each."""
-        if not self.found:
-            return "no orphans"
-        return "\n".join(text.screen(self._rows(each)) for each in self.found)
+        shown = [text.screen(self._rows(each)) for each in self.found] or ["no orphans"]
+        if self.elsewhere is not None:
+            shown.append(f"the engine of the saved state is owned by {self.elsewhere}")
+        return "\n".join(shown)
 
     def data(self) -> dict[str, Any]:
         """Return the same; `age_s` is null for what is gone."""
@@ -45,7 +49,8 @@ class OrphansView:
                 | {"age_s": each.age_s, "proven": each.doubt is None}
                 | {"ended": self.gone.get(each.pid, False), "do": self._do(each)}
                 for each in self.found
-            ]
+            ],
+            "state_owned_by": None if self.elsewhere is None else asdict(self.elsewhere),
         }
 
     def _rows(self, each: Remnant) -> list[tuple[str, str | None]]:
@@ -77,6 +82,7 @@ def orphans(
     What cannot be proven to be ours is named and never signalled. Exit 0: there is none left; 1:
     there is.
     """
+    from llamactl_supervisor.client import state_holder
     from llamactl_supervisor.config import load, load_paths
 
     output: Output = ctx.obj
@@ -90,7 +96,7 @@ def orphans(
                 for each in proven:
                     tell(f"ending {each.role} {each.pid}")
                     gone[each.pid] = remains.end(each, term_s)
-    view = OrphansView(found, gone)
+    view = OrphansView(found, gone, state_holder(paths))
     output.emit(view)
     if view.left:
         raise typer.Exit(ExitCode.FAILED)

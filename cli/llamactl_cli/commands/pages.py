@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llamactl_cli import text, waiting
-from llamactl_cli.options import PageName, Slot, Timeout
+from llamactl_cli.options import READ_TIMEOUT_S, PageName, ReadTimeout, Slot, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def _state(page: Page) -> str:
     return "parked" if page.parked else "paged out"
 
 
-def ls(ctx: typer.Context) -> None:
+def ls(ctx: typer.Context, timeout: ReadTimeout = READ_TIMEOUT_S) -> None:
     """List the pages, parked conversations among them.
 
     A sleeping engine sleeps on.
@@ -83,7 +83,7 @@ def ls(ctx: typer.Context) -> None:
 
     output: Output = ctx.obj
     with ControlClient() as client:
-        found = client.pages()
+        found = client.pages(timeout_s=timeout)
     output.emit(PagesView(found))
 
 

@@ -10,6 +10,7 @@ import typer
 
 
 def reap(
+    ctx: typer.Context,
     unit: Annotated[
         str | None,
         typer.Option(
@@ -26,5 +27,6 @@ def reap(
     next daemon. Needs no daemon, and is refused while there is one (exit 5).
     """
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "reap"]
+    argv += ["--log-format", "json"] if ctx.obj.as_json else []
     argv += [] if unit is None else ["--unit", unit]
     os.execv(argv[0], [*argv, *(["--user"] if user else [])])

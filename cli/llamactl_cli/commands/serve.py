@@ -19,6 +19,7 @@ class LogFormat(StrEnum):
 
 
 def serve(
+    ctx: typer.Context,
     no_resume: Annotated[
         bool,
         typer.Option("--no-resume", help="Do not start the configured engine, or the last one."),
@@ -36,7 +37,7 @@ def serve(
     With a model in the configuration it brings that engine up. SIGHUP is `llamactl reload`.
     """
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "serve"]
-    argv += ["--log-format", log_format]
+    argv += ["--log-format", LogFormat.JSON if ctx.obj.as_json else log_format]
     argv += ["--no-resume"] if no_resume else []
     argv += [] if config is None else ["--config", str(config)]
     os.execv(argv[0], argv)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llamactl_cli import text
+from llamactl_cli.options import READ_TIMEOUT_S, ReadTimeout
 
 if TYPE_CHECKING:
     from llamactl_supervisor.models import Slots, SlotState
@@ -45,7 +46,7 @@ def _tokens(slot: SlotState) -> str:
     return "-" if slot.n_prompt_tokens is None else str(slot.n_prompt_tokens)
 
 
-def slots(ctx: typer.Context) -> None:
+def slots(ctx: typer.Context, timeout: ReadTimeout = READ_TIMEOUT_S) -> None:
     """Show the slots and what they hold.
 
     A parked conversation is listed with the slot it was in and the page it is kept in. A
@@ -55,5 +56,5 @@ def slots(ctx: typer.Context) -> None:
 
     output: Output = ctx.obj
     with ControlClient() as client, output.activity("asking the engine"):
-        found = client.slots()
+        found = client.slots(timeout_s=timeout)
     output.emit(SlotsView(found))

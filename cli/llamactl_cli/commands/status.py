@@ -101,11 +101,14 @@ class StatusView:
             return None
         engine = self.status.engine
         receipt = None if engine is None else engine.last_reconfigure
-        committed = {} if receipt is None else receipt.bytes_needed
-        return holdings.memory(self.resident, self.look, committed)
+        full_contexts = None if receipt is None else receipt.bytes_needed or None
+        return holdings.memory(self.resident, self.look, full_contexts)
 
     def drift(self) -> dict[str, dict[str, Any]]:
-        """Return each field that was set live to something else than `up` had asked for."""
+        """Return each field that was set live to something else than was asked for.
+
+        By `up`, or by the configuration.
+        """
         override, desired = self.status.override, self.status.desired
         if override is None or desired is None:
             return {}
@@ -138,7 +141,7 @@ class StatusView:
     def _drift(self) -> str | None:
         override = self.status.override
         changed = [
-            f"{name} is {pair['live']}, `up` asked for {pair['asked']}"
+            f"{name} is {pair['live']}, configured or asked: {pair['asked']}"
             for name, pair in self.drift().items()
         ]
         if override is None or not changed:
@@ -205,12 +208,23 @@ def view_of(client: ControlClient, found: Status) -> StatusView:
 
 
 def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
-    """Show the engines that outlived the daemon; name them in its error too."""
+    """Show the engines that outlived the daemon; name them in its error too.
+
+    And the daemon of another runtime directory that has the state: none of ours can start then.
+    """
+    from llamactl_supervisor.client import state_holder
+
+    holder = state_holder(paths)
+    if holder is not None:
+        exc.hint = f"{holder} has the state directory {paths.state}: ask it with its own"
+        exc.hint += " LLAMACTL_RUNTIME_DIR"
+        exc.details["state_owned_by"] = str(holder)
     engines = [found for found in remains.recorded(paths) if found.role == "engine"]
     if not engines:
         return
     pids = [found.pid for found in engines]
-    exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
+    if holder is None:
+        exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
     exc.details["engine_pids"] = pids
     output.emit(RemainsView.of(engines, remains.saved(paths), _pauses(paths)))
 
