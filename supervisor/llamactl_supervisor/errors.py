@@ -60,6 +60,7 @@ class Code(StrEnum):
     INSECURE_DIRECTORY = "insecure_directory"
     OPERATION_IN_PROGRESS = "operation_in_progress"
     PORT_IN_USE = "port_in_use"
+    RESTART_REFUSED = "restart_refused"
     SHUTTING_DOWN = "shutting_down"
     SUPERSEDED = "superseded"
 
@@ -194,6 +195,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.INSECURE_DIRECTORY: RefusedError,
     Code.OPERATION_IN_PROGRESS: RefusedError,
     Code.PORT_IN_USE: RefusedError,
+    Code.RESTART_REFUSED: RefusedError,
     Code.SHUTTING_DOWN: RefusedError,
     Code.SUPERSEDED: RefusedError,
     Code.INVALID_GEOMETRY: RefusedError,

@@ -203,11 +203,12 @@ class Spawned:
 
 @dataclass(frozen=True)
 class SpawnFailed:
-    """There is no process. `jitter` from [0, 1)."""
+    """There is no process. `jitter` from [0, 1). `final`: another try would end like this one."""
 
     generation: int
     problem: Problem
     jitter: float
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -181,8 +181,10 @@ def terminate(snapshot: Snapshot, now: float) -> Step:
     return replace(snapshot, deadline=deadline), (ev.Signal(snapshot.process, ev.Ladder.TERM),)
 
 
-def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Step:
-    """The engine is gone and was wanted: retry later, or give up.
+def died(
+    snapshot: Snapshot, problem: Problem, jitter: float, now: float, *, final: bool = False
+) -> Step:
+    """The engine is gone and was wanted: retry later, or give up, at once if it is `final`.
 
     A load that a person has just asked for is not retried: a model that cannot be loaded will not
     load the fifth time either, and the person is there to be told.
@@ -195,7 +197,7 @@ def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Ste
     gone = replace(
         snapshot, process=None, deadline=None, crashes=crashes, problem=problem, cause=cause
     )
-    if (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
+    if final or (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
         failed = replace(gone, state=EngineState.FAILED, waiting=())
         told = tuple(ev.Fail(name, problem) for name in snapshot.waiting)
         return failed, (*told, ev.Exit()) if snapshot.settings.on_failed == "exit" else told

@@ -185,7 +185,7 @@ def _while_starting(snapshot: Snapshot, event: StartingFact, now: float) -> Step
             after, effects = terminate(known, now)
             return after, (watch, *effects)
         case ev.SpawnFailed() if snapshot.process is None:
-            return _gone(snapshot, event.problem, event.jitter, now)
+            return _gone(snapshot, event.problem, event.jitter, now, final=event.final)
         case ev.Moved() if starting:
             return replace(snapshot, deadline=now + patience_s(snapshot)), ()
         case ev.Healthy() if starting and snapshot.process is not None:
@@ -247,10 +247,12 @@ def _gone(
     jitter: float,
     now: float,
     record: ExitRecord | None = None,
+    *,
+    final: bool = False,
 ) -> Step:
     """There is no process any more; what follows depends on what it was doing and why.
 
-    `record` None: there never was one.
+    `record` None: there never was one. `final`: nor will there be one by trying again.
     """
     snapshot = replace(snapshot, last_exit=record or snapshot.last_exit)
     if snapshot.state is EngineState.STOPPING and snapshot.after is After.REST:
@@ -273,7 +275,7 @@ def _gone(
     if snapshot.state is EngineState.RECONFIGURING:
         lost += [ev.Fail(name, problem) for name in snapshot.waiting]
         snapshot = replace(snapshot, waiting=())
-    after, effects_after = died(snapshot, problem, jitter, now)
+    after, effects_after = died(snapshot, problem, jitter, now, final=final)
     return after, (*lost, *effects_after)
 
 
