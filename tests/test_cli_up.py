@@ -57,6 +57,20 @@ def test_up_says_what_it_did_and_a_second_one_that_nothing_was_to_do(home: Home)
     assert again["geometry"]["n_ctx_seq"] == 8192
 
 
+def test_up_with_the_geometry_of_before_does_not_pass_for_the_live_one(home: Home) -> None:
+    home.up()
+    assert home.run("reconfigure", "-c", "64k").code == 0
+    kept = home.run(*home.up_words())
+    assert (kept.code, kept.rows["engine"].split(",")[0]) == (0, "already up")
+    assert kept.rows["drift"].startswith("n_ctx is 65536, `up` asked for 16384 (set live ")
+    asked = home.run(*home.up_words(), "-c", "16k", "--json").error
+    assert asked["code"] == "conflict"
+    assert "n_ctx is 65536, asked for 16384" in asked["message"]
+    assert "llamactl reconfigure" in asked["hint"]
+    same = home.run(*home.up_words(), "-c", "64k", "--json")
+    assert (same.code, same.result["outcome"]) == (0, "already_up")
+
+
 def test_another_request_is_refused_and_names_each_differing_field(home: Home) -> None:
     pid = home.up()["pid"]
     words = ("-c", "32k", "-np", "4", "--kv-unified")

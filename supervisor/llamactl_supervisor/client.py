@@ -101,9 +101,14 @@ class ControlClient:
         """Return everything the daemon knows."""
         return self._call(Status, "GET", "/v1/status")
 
-    def up(self, request: UpRequest) -> Operation:
-        """Run this engine. The same request again is `already_up`, another one a `conflict`."""
-        return self._call(Operation, "POST", "/v1/up", body=request.model_dump(mode="json"))
+    def up(self, request: UpRequest, *, exact: bool = False) -> Operation:
+        """Run this engine. The same request again is `already_up`, another one a `conflict`.
+
+        A geometry that was set live is kept, and no conflict, unless the one of the request is to
+        be `exact`.
+        """
+        path = "/v1/up?exact=true" if exact else "/v1/up"
+        return self._call(Operation, "POST", path, body=request.model_dump(mode="json"))
 
     def start(self) -> Operation:
         """Start the engine that was last asked for."""

@@ -79,10 +79,11 @@ class Ladder(Enum):
 
 @dataclass(frozen=True)
 class Up:
-    """Run this engine."""
+    """Run this engine. `exact`: with this very geometry, whatever was set live meanwhile."""
 
     operation: str
     request: UpRequest
+    exact: bool = False
 
 
 @dataclass(frozen=True)
