@@ -71,6 +71,18 @@ def test_up_with_the_geometry_of_before_does_not_pass_for_the_live_one(home: Hom
     assert (same.code, same.result["outcome"]) == (0, "already_up")
 
 
+def test_up_reports_what_the_daemon_says_that_could_not_start(home: Home) -> None:
+    home.paths.runtime.mkdir(mode=0o755)
+    (home.paths.runtime / "somebody's").touch()
+    ran = home.run(*home.up_words())
+    assert (ran.code, ran.out) == (5, "")
+    told = f"llamactl: {home.paths.runtime} is in use and others may enter it"
+    assert ran.err.splitlines()[1] == told
+    assert ran.err.count("others may enter it") == 1
+    assert home.run(*home.up_words(), "--json").error["code"] == "insecure_directory"
+    home.paths.runtime.chmod(0o700)
+
+
 def test_another_request_is_refused_and_names_each_differing_field(home: Home) -> None:
     pid = home.up()["pid"]
     words = ("-c", "32k", "-np", "4", "--kv-unified")

@@ -183,6 +183,8 @@ def view_of(client: ControlClient, found: Status) -> StatusView:
 
 def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
     """Show the engines that outlived the daemon; name them in its error too."""
+    if "pid" in exc.details:  # it lives, and its engine is its own
+        return
     engines = [found for found in remains.recorded(paths) if found.role == "engine"]
     if not engines:
         return

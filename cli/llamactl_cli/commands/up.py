@@ -207,7 +207,9 @@ def _submit(
 
     try:
         return client.up(request, exact=exact), False
-    except DaemonUnreachableError:
+    except DaemonUnreachableError as exc:
+        if "pid" in exc.details:
+            raise
         output.say("starting the daemon")
         if user := session.ends_at_logout(client.paths):
             output.say(f"its socket goes at your last logout: loginctl enable-linger {user}")
