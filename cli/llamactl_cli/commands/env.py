@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from llamactl_supervisor.errors import DaemonUnreachableError
 
+from llamactl_cli.connect import connect
+
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
     from llamactl_supervisor.models import EngineStatus
@@ -63,11 +65,9 @@ def env(ctx: typer.Context) -> None:
 
     For eval "$(llamactl env)". Needs no daemon; without an engine the URLs are left out.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
     engine = None
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             engine = client.status().engine
         except DaemonUnreachableError as exc:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 
-from llamactl_cli import remains, text
+from llamactl_cli import connect, remains, text
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
@@ -77,10 +77,10 @@ def orphans(
     What cannot be proven to be ours is named and never signalled. Exit 0: there is none left; 1:
     there is.
     """
-    from llamactl_supervisor.config import load, load_paths
+    from llamactl_supervisor.config import load
 
     output: Output = ctx.obj
-    paths, gone = load_paths(), {}
+    paths, gone = connect.paths(output), {}
     with remains.daemon_lock(paths) as alone:
         found = _found(paths, daemon=alone is False)
         if end:

@@ -10,6 +10,7 @@ import typer
 from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode
 
 from llamactl_cli import drift, holdings, proc, remains, text
+from llamactl_cli.connect import connect
 from llamactl_cli.remains_view import RemainsView
 
 if TYPE_CHECKING:
@@ -151,10 +152,8 @@ def status(ctx: typer.Context) -> None:
     Exit 0: the engine serves; 3: it does not (stopped, starting, crashed); 4: there is no
     daemon (an engine that outlived it is shown). A sleeping engine sleeps on.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             found = client.status()
         except DaemonUnreachableError as exc:

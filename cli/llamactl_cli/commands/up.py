@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamactl_cli import drift, session, text, waiting
+from llamactl_cli.connect import connect
 from llamactl_cli.options import (
     KvUnified,
     NCtx,
@@ -145,7 +146,6 @@ def up(
     call say another. What no flag says is taken from the configuration (`llamactl config show`),
     else: 16384 tokens over 2 slots.
     """
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import EngineRequest, LifecycleResult, UpRequest
 
     output: Output = ctx.obj
@@ -169,7 +169,7 @@ def up(
     fields = configured.model_dump(exclude={"engine_path"}) | {"model": model_path}
     request = UpRequest(spec=EngineRequest.parse(fields), engine_path=path)
     exact = any(flag is not None for flag in (n_ctx, n_seq, per_slot, kv_unified))
-    with ControlClient() as client:
+    with connect(output) as client:
         operation, started = _submit(client, request, output, exact=exact)
         result = waiting.follow(
             client, operation, output, LifecycleResult, doing="loading", timeout_s=timeout

@@ -11,6 +11,7 @@ import typer
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, error
 
 from llamactl_cli import text
+from llamactl_cli.connect import connect
 from llamactl_cli.options import timeout as timeout_s
 
 if TYPE_CHECKING:
@@ -60,11 +61,9 @@ def wait(
     engine that is not there yet is waited for as well; an engine that was given up is an error
     at once.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
     began = time.monotonic()
-    with ControlClient() as client, output.activity("waiting") as tell:
+    with connect(output) as client, output.activity("waiting") as tell:
         while True:
             left_s = began + timeout - time.monotonic()
             status, state = _status(client, or_none=ready, within_s=left_s)
