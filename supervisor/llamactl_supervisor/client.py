@@ -19,14 +19,16 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote, urlencode
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llamactl_supervisor.config import daemon_env, load_paths
-from llamactl_supervisor.errors import Code, DaemonUnreachableError, error
+from llamactl_supervisor.errors import Code, DaemonUnreachableError, FailedError, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
     EngineLook,
     Ledger,
+    LifecycleOutcome,
+    LifecycleResult,
     Operation,
     OperationState,
     PageDropRequest,
@@ -39,7 +41,6 @@ from llamactl_supervisor.models import (
     Slots,
     Status,
     UpRequest,
-    Wire,
 )
 from llamactl_supervisor.paths import make_private_dir
 
@@ -61,7 +62,31 @@ START_S = 30.0
 START_POLL_S = 0.02
 """Pause between two tries to reach it."""
 
-_Wire = TypeVar("_Wire", bound=Wire)
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class _AnyDocument(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class AnyDaemon(_AnyDocument):
+    """The daemon itself, whatever its version."""
+
+    pid: int
+    version: str
+
+
+class AnyRequest(_AnyDocument):
+    """What it was asked for."""
+
+    engine_path: str | None = None
+
+
+class AnyStatus(_AnyDocument):
+    """The part of a status that is in every version's."""
+
+    daemon: AnyDaemon
+    desired: AnyRequest | None = None
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -100,6 +125,10 @@ class ControlClient:
     def status(self, *, timeout_s: float = ANSWER_S) -> Status:
         """Return everything the daemon knows, if it answers within `timeout_s` seconds."""
         return self._call(Status, "GET", "/v1/status", timeout_s=timeout_s)
+
+    def any_status(self) -> AnyStatus:
+        """Return what can be understood of a daemon of another version too."""
+        return self._call(AnyStatus, "GET", "/v1/status")
 
     def up(self, request: UpRequest, *, exact: bool = False) -> Operation:
         """Run this engine. The same request again is `already_up`, another one a `conflict`.
@@ -250,20 +279,31 @@ class ControlClient:
             raise operation.error.to_error()
         return operation
 
-    def wait_down(self, *, timeout_s: float | None = None) -> Operation:
-        """Stop engine and daemon; return when the daemon's process is gone."""
+    def wait_down(self, *, timeout_s: float | None = None) -> LifecycleResult:
+        """Stop engine and daemon; return when the daemon's process is gone.
+
+        What a daemon of another version says of that need not be understood: its end is told by
+        the kernel.
+        """
         started = time.monotonic()
-        daemon_fd = os.pidfd_open(self.status().daemon.pid)
+        daemon_fd = os.pidfd_open(self.any_status().daemon.pid)
+        result: object = None
         try:
-            operation = self.wait_operation(self.down(), timeout_s=timeout_s)
+            try:
+                result = self.wait_operation(self.down(), timeout_s=timeout_s).result
+            except FailedError as exc:
+                if exc.code != Code.OTHER_VERSION:
+                    raise
             poll = select.poll()
             poll.register(daemon_fd, select.POLLIN)
             left_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
             if not poll.poll(None if left_s is None else max(left_s, 0.0) * 1000):
                 raise error(Code.TIMED_OUT, f"the daemon did not exit within {timeout_s:g} s")
-            return operation
         finally:
             os.close(daemon_fd)
+        if isinstance(result, LifecycleResult):
+            return result
+        return LifecycleResult(outcome=LifecycleOutcome.STOPPED)
 
     def logs(
         self, *, lines: int = 200, follow: bool = False, since: datetime | None = None
@@ -287,13 +327,13 @@ class ControlClient:
 
     def _call(
         self,
-        shape: type[_Wire],
+        shape: type[_Shape],
         method: str,
         path: str,
         *,
         body: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_S,
-    ) -> _Wire:
+    ) -> _Shape:
         with closing(self._connect(timeout_s)) as connection:
             answer = self._ask(connection, method, path, body)
             try:
@@ -302,7 +342,7 @@ class ControlClient:
                 raise self._unreachable(exc) from exc
             except ValidationError as exc:
                 raise error(
-                    Code.INTERNAL,
+                    Code.OTHER_VERSION,
                     f"{method} {path}: the daemon's answer is no {shape.__name__} of this version",
                     hint="restart the daemon after an upgrade: llamactl down, then llamactl up",
                     details={"problem": str(exc)},

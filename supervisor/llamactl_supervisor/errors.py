@@ -108,6 +108,7 @@ class Code(StrEnum):
     ENGINE_WEDGED = "engine_wedged"
     INTERNAL = "internal"
     NOT_FOUND = "not_found"
+    OTHER_VERSION = "other_version"
     STATE_UNREADABLE = "state_unreadable"
     STATE_UNWRITABLE = "state_unwritable"
 
@@ -236,6 +237,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.FILES_FAILED: FailedError,
     Code.INTERNAL: FailedError,
     Code.NOT_FOUND: FailedError,
+    Code.OTHER_VERSION: FailedError,
     Code.STATE_UNREADABLE: FailedError,
     Code.STATE_UNWRITABLE: FailedError,
 }

@@ -45,9 +45,5 @@ def down(ctx: typer.Context, timeout: Timeout = None) -> None:
 
 
 def _stop(client: ControlClient, output: Output, timeout_s: float | None) -> LifecycleResult:
-    from llamactl_supervisor.models import LifecycleResult
-
     with output.activity("stopping engine and daemon"):
-        result = client.wait_down(timeout_s=timeout_s).result
-    assert isinstance(result, LifecycleResult)
-    return result
+        return client.wait_down(timeout_s=timeout_s)

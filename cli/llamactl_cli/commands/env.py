@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from llamactl_supervisor.errors import DaemonUnreachableError
+from llamactl_supervisor.errors import LlamactlError
 
 from llamactl_cli.connect import connect
 
@@ -70,6 +70,6 @@ def env(ctx: typer.Context) -> None:
     with connect(output) as client:
         try:
             engine = client.status().engine
-        except DaemonUnreachableError as exc:
+        except LlamactlError as exc:
             output.say(exc.message)
         output.emit(EnvView(client.paths, engine))

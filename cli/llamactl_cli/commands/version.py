@@ -50,7 +50,7 @@ def version(ctx: typer.Context) -> None:
     daemon = engine_path = None
     try:
         with connect(output) as client:
-            found = client.status()
+            found = client.any_status()
     except DaemonUnreachableError as exc:
         output.say(exc.message)
     else:
