@@ -361,6 +361,18 @@ def test_a_load_long_after_the_change_goes_back_and_is_tried_again(command: ev.C
     assert spawned.override is None
 
 
+def test_a_load_long_after_goes_back_to_what_was_live_before() -> None:
+    good = changed(READY, 65536, NOW)
+    big, _ = play(
+        changed(good, 131072, NOW + 700), ev.Observed(1, FACTS, NOW + 1500, AT), now=NOW + 1500
+    )
+    loading, _ = play(
+        big, ev.Restart("x"), ev.Exited(1, RECORD, 0.5), ev.Spawned(2, process(2)), now=NOW + 1501
+    )
+    crashed, _ = play(loading, ev.Exited(2, RECORD, 0.5), now=NOW + 1502)
+    assert (crashed.override, crashed.dropped) == (good.override, big.override)
+
+
 def test_a_final_failure_is_not_tried_again() -> None:
     restarting, _ = play(READY, ev.Restart("x"), ev.Exited(1, RECORD, 0.5))
     failed, effects = play(restarting, ev.SpawnFailed(2, WEDGED, 0.5, final=True))
