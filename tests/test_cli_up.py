@@ -57,6 +57,32 @@ def test_up_says_what_it_did_and_a_second_one_that_nothing_was_to_do(home: Home)
     assert again["geometry"]["n_ctx_seq"] == 8192
 
 
+def test_up_with_the_geometry_of_before_does_not_pass_for_the_live_one(home: Home) -> None:
+    home.up()
+    assert home.run("reconfigure", "-c", "64k").code == 0
+    kept = home.run(*home.up_words())
+    assert (kept.code, kept.rows["engine"].split(",")[0]) == (0, "already up")
+    assert kept.rows["drift"].startswith("n_ctx is 65536, configured or asked: 16384 (set live ")
+    asked = home.run(*home.up_words(), "-c", "16k", "--json").error
+    assert asked["code"] == "conflict"
+    assert "n_ctx is 65536, asked for 16384" in asked["message"]
+    assert "llamactl reconfigure" in asked["hint"]
+    same = home.run(*home.up_words(), "-c", "64k", "--json")
+    assert (same.code, same.result["outcome"]) == (0, "already_up")
+
+
+def test_up_reports_what_the_daemon_says_that_could_not_start(home: Home) -> None:
+    home.paths.runtime.mkdir(mode=0o755)
+    (home.paths.runtime / "somebody's").touch()
+    ran = home.run(*home.up_words())
+    assert (ran.code, ran.out) == (5, "")
+    told = f"llamactl: {home.paths.runtime} is in use and others may enter it"
+    assert ran.err.splitlines()[1] == told
+    assert ran.err.count("others may enter it") == 1
+    assert home.run(*home.up_words(), "--json").error["code"] == "insecure_directory"
+    home.paths.runtime.chmod(0o700)
+
+
 def test_another_request_is_refused_and_names_each_differing_field(home: Home) -> None:
     pid = home.up()["pid"]
     words = ("-c", "32k", "-np", "4", "--kv-unified")

@@ -20,7 +20,7 @@ from llamactl_supervisor.models import DEFAULT_HOST, DEFAULT_N_CTX, DEFAULT_N_SE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-N_CTX_RANGE = "from 1 to 2147483647"
+N_CTX_RANGE = "from 256 to 2147483647"
 N_SEQ_RANGE = "from 1 to 256"
 SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
@@ -90,7 +90,7 @@ def test_a_reconfigure_that_changes_nothing_is_a_usage_error(home: Home) -> None
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        *(("1", 1), ("4096", 4096), ("2147483647", 2**31 - 1)),
+        *(("256", 256), ("4096", 4096), ("2147483647", 2**31 - 1)),
         *(("128k", 131072), ("16K", 16384), ("1m", 2**20), ("2047M", 2047 * 2**20)),
     ],
 )

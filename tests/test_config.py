@@ -115,7 +115,11 @@ def wrong(file: Path, text: str | bytes, env: dict[str, str] | None = None) -> L
         ("[engine]\nnctx = 1\n", "'nctx' is no key in [engine]", "did you mean 'n_ctx'?"),
         ("[daemon]\nstop_s = 1\n", "'stop_s' is no key in [daemon]", "did you mean 'stop_term_s'?"),
         ("[paths]\nstate = 'x'\n", "no key in [paths]", "did you mean 'state_dir'?"),
-        ("[engine]\nn_ctx = 0\n", "engine.n_ctx='0': must be a number of tokens from 1 to", "128k"),
+        (
+            "[engine]\nn_ctx = 0\n",
+            "engine.n_ctx='0': must be a number of tokens from 256 to",
+            "128k",
+        ),
         ("[engine]\nn_ctx = 'big'\n", "engine.n_ctx='big': ", "engine.n_ctx takes: tokens"),
         ("[engine]\nn_ctx = '4096k k'\n", "engine.n_ctx='4096k k': ", "tokens"),
         ("[engine]\nn_ctx = 1.5\n", "engine.n_ctx='1.5': ", "tokens"),

@@ -20,7 +20,6 @@ from llamactl_supervisor.models import (
     LifecycleOutcome,
     LifecycleResult,
     LoadLine,
-    OperationState,
     Receipt,
     Totals,
 )
@@ -64,7 +63,7 @@ def test_up_ready_reconfigure_down_leaves_nothing(box: Sandbox) -> None:
     assert (load.cause, load.loaded, avoided.geometry) == ("up", True, receipt.geometry)
     assert box.client.ledger(limit=1).lines == box.client.ledger(since=avoided.at).lines
     assert box.client.ledger(since=avoided.at).lines == (avoided,)
-    assert box.client.wait_down(timeout_s=WITHIN_S).state is OperationState.SUCCEEDED
+    assert box.client.wait_down(timeout_s=WITHIN_S).outcome == "stopped"
     assert daemon.wait(WITHIN_S) == 0
     assert box.leftovers() == []
     found = ledger.read(box.paths.ledger_file)

@@ -32,6 +32,7 @@ RECEIPT = {
     ("given", "code", "field"),
     [
         ({"n_ctx": 0}, "invalid_geometry", "n_ctx"),
+        ({"n_ctx": 255}, "invalid_geometry", "n_ctx"),
         ({"n_ctx": -1}, "invalid_geometry", "n_ctx"),
         ({"n_ctx": 10**12}, "invalid_geometry", "n_ctx"),
         ({"n_ctx": 2**31}, "invalid_geometry", "n_ctx"),
@@ -54,7 +55,7 @@ def test_a_bad_geometry_is_named(given: dict[str, Any], code: str, field: str) -
 
 def test_the_bounds_themselves_are_good() -> None:
     assert ReconfigureRequest.parse({"n_ctx": 2**31 - 1, "n_seq": 256}).n_seq == 256
-    assert ReconfigureRequest.parse({"n_ctx": 1, "n_seq": 1}).n_ctx == 1
+    assert ReconfigureRequest.parse({"n_ctx": 256, "n_seq": 1}).n_ctx == 256
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,6 @@ def test_nothing_is_dropped_by_a_word_that_means_it() -> None:
 
 
 def test_our_own_shapes_are_frozen() -> None:
-    request = ReconfigureRequest(n_ctx=1)
+    request = ReconfigureRequest(n_ctx=256)
     with pytest.raises(ValidationError):
         request.n_ctx = 2

@@ -36,6 +36,12 @@ def test_every_other_request_is_a_conflict(field: str, value: object) -> None:
     assert verdict == Conflict({field: (getattr(SPEC, field), value)})
 
 
+def test_where_the_geometry_is_to_be_exact_only_the_live_one_counts() -> None:
+    verdict = plan(RUNNING, LIVE, asked(), exact=True)
+    assert verdict == Conflict({"n_ctx": (131072, 10000), "n_seq": (4, 3)})
+    assert plan(RUNNING, LIVE, asked(n_ctx=131072, n_seq=4), exact=True) == NoChange()
+
+
 def test_another_binary_is_a_conflict() -> None:
     other = RUNNING.model_copy(update={"engine_path": "/other"})
     assert plan(RUNNING, None, other) == Conflict({"engine_path": ("/bin/llama-server", "/other")})

@@ -20,6 +20,7 @@ from machine import (
     OTHER,
     READY,
     RECORD,
+    REQUEST,
     SETTINGS,
     STATES,
     WEDGED,
@@ -335,6 +336,58 @@ def test_a_load_that_dies_of_the_geometry_goes_back_too() -> None:
     assert (crashed.override, crashed.dropped) == (None, big.override)
     (failed,) = (effect for effect in effects if isinstance(effect, ev.RecordLoad))
     assert (failed.loaded, failed.spec.n_ctx) == (False, 131072), "the one that was tried"
+
+
+@pytest.mark.parametrize("command", [ev.Restart("x"), ev.Start("x")])
+def test_a_load_long_after_the_change_goes_back_and_is_tried_again(command: ev.Command) -> None:
+    """It lived in the engine that it was set in; no load has ever had it."""
+    observed = ev.Observed(1, FACTS, NOW + 900, AT)
+    big, _ = play(changed(READY, 131072, NOW), observed, now=NOW + 900)
+    assert (big.trial_ends, big.override is None) == (None, False)
+    down = [ev.Stop("s")] if isinstance(command, ev.Start) else [command]
+    gone, _ = play(big, *down, ev.Exited(1, RECORD, 0.5), now=NOW + 901)
+    if isinstance(command, ev.Start):
+        gone, _ = play(gone, command, now=NOW + 902)
+    loading, _ = play(gone, ev.Spawned(2, process(2)), now=NOW + 903)
+    assert loading.override == big.override
+    crashed, effects = play(loading, ev.Exited(2, RECORD, 0.5), now=NOW + 904)
+    assert crashed.state is EngineState.CRASHED
+    assert (crashed.override, crashed.dropped) == (None, big.override)
+    assert crashed.waiting == ("x",), "whoever asked for it waits for the next load"
+    assert not [effect for effect in effects if isinstance(effect, ev.Fail)]
+    again, (spawned,) = play(crashed, ev.Tick(), now=NOW + 999)
+    assert again.state is EngineState.STARTING
+    assert isinstance(spawned, ev.Spawn)
+    assert spawned.override is None
+
+
+def test_a_load_long_after_goes_back_to_what_was_live_before() -> None:
+    good = changed(READY, 65536, NOW)
+    big, _ = play(
+        changed(good, 131072, NOW + 700), ev.Observed(1, FACTS, NOW + 1500, AT), now=NOW + 1500
+    )
+    loading, _ = play(
+        big, ev.Restart("x"), ev.Exited(1, RECORD, 0.5), ev.Spawned(2, process(2)), now=NOW + 1501
+    )
+    crashed, _ = play(loading, ev.Exited(2, RECORD, 0.5), now=NOW + 1502)
+    assert (crashed.override, crashed.dropped) == (good.override, big.override)
+
+
+def test_a_final_failure_is_not_tried_again() -> None:
+    restarting, _ = play(READY, ev.Restart("x"), ev.Exited(1, RECORD, 0.5))
+    failed, effects = play(restarting, ev.SpawnFailed(2, WEDGED, 0.5, final=True))
+    assert failed.state is EngineState.FAILED
+    assert ev.Fail("x", WEDGED) in effects
+
+
+def test_a_geometry_that_is_asked_for_expressly_takes_the_place_of_one_set_live() -> None:
+    crashed, _ = play(changed(READY, 131072, NOW), ev.Exited(1, RECORD, 0.5), now=NOW + 700)
+    assert crashed.override is not None
+    _, (kept,) = play(crashed, ev.Up("o", REQUEST))
+    _, (exact,) = play(crashed, ev.Up("o", REQUEST, exact=True))
+    assert isinstance(kept, ev.Spawn)
+    assert isinstance(exact, ev.Spawn)
+    assert (kept.override, exact.override) == (crashed.override, None)
 
 
 def test_a_spawn_that_failed_says_nothing_of_the_geometry() -> None:

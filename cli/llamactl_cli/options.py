@@ -23,11 +23,12 @@ RECONFIGURE_TIMEOUT_S = 180.0
 
 def tokens(text: str) -> int:
     """Return a number of tokens; `128k` is 131072, `1m` is 1048576."""
-    from llamactl_supervisor.models import N_CTX_MAX, parse_tokens
+    from llamactl_supervisor.models import N_CTX_MAX, N_CTX_MIN, parse_tokens
 
     value = parse_tokens(text) or 0
-    if not 1 <= value <= N_CTX_MAX:
-        message = f"must be a number of tokens from 1 to {N_CTX_MAX} (128k is 131072), not {text!r}"
+    if not N_CTX_MIN <= value <= N_CTX_MAX:
+        wanted = f"a number of tokens from {N_CTX_MIN} to {N_CTX_MAX} (128k is 131072)"
+        message = f"must be {wanted}, not {text!r}"
         raise typer.BadParameter(message)
     return value
 

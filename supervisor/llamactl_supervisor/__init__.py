@@ -10,6 +10,7 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     1 one file of its own: daemon_log
     1 one socket each: listener tokens
     2 eyes: observer
+    2 before anything is stopped: preflight
     2 the other end: client
     3 hands: effects records scrape control announcer reap
     4 the door for strangers: guard

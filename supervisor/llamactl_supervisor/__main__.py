@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llamactl_supervisor.config import load, mistyped, mistyped_message
 from llamactl_supervisor.errors import ExitCode, LlamactlError
+from llamactl_supervisor.models import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,8 @@ def main() -> int:
     """Serve, reap or describe, and return the process's exit code."""
     arguments = _parser().parse_args()
     os.umask(0o077)
+    if arguments.problem_fd is not None:
+        os.set_inheritable(arguments.problem_fd, False)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if arguments.log_format == "json" else _Text())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -62,11 +65,14 @@ def main() -> int:
         logging.getLogger("llamactl").error(
             "%s: %s%s", exc.code, exc.message, hint, extra={"refused": exc}
         )
+        if arguments.problem_fd is not None:
+            os.write(arguments.problem_fd, Problem.of(exc).model_dump_json().encode())
         return exc.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llamactl-supervisor")
+    parser.set_defaults(problem_fd=None)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, metavar="FILE", help="instead of the usual files")
     common.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -79,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         "--no-resume",
         action="store_true",
         help="wait for a request instead of loading the configured engine or the last one",
+    )
+    serve.add_argument(
+        "--problem-fd",
+        type=int,
+        metavar="FD",
+        help="write to this descriptor, as JSON, why the daemon could not go on",
     )
     serve.set_defaults(work=_serve)
     reap = commands.add_parser("reap", parents=[common], help="clear away what a dead daemon left")

@@ -16,17 +16,19 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 from urllib.parse import quote, urlencode
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llamactl_supervisor.config import daemon_env, load_paths
-from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
+from llamactl_supervisor.errors import Code, DaemonUnreachableError, FailedError, error
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
     EngineLook,
     Ledger,
+    LifecycleOutcome,
+    LifecycleResult,
     Operation,
     OperationState,
     PageDropRequest,
@@ -39,7 +41,6 @@ from llamactl_supervisor.models import (
     Slots,
     Status,
     UpRequest,
-    Wire,
 )
 from llamactl_supervisor.paths import make_private_dir
 
@@ -62,7 +63,31 @@ START_S = 30.0
 START_POLL_S = 0.02
 """Pause between two tries to reach it."""
 
-_Wire = TypeVar("_Wire", bound=Wire)
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class _AnyDocument(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class AnyDaemon(_AnyDocument):
+    """The daemon itself, whatever its version."""
+
+    pid: int
+    version: str
+
+
+class AnyRequest(_AnyDocument):
+    """What it was asked for."""
+
+    engine_path: str | None = None
+
+
+class AnyStatus(_AnyDocument):
+    """The part of a status that is in every version's."""
+
+    daemon: AnyDaemon
+    desired: AnyRequest | None = None
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -98,13 +123,22 @@ class ControlClient:
     def close(self) -> None:
         """Do nothing: no connection outlives its call."""
 
-    def status(self) -> Status:
-        """Return everything the daemon knows."""
-        return self._call(Status, "GET", "/v1/status")
+    def status(self, *, timeout_s: float = ANSWER_S) -> Status:
+        """Return everything the daemon knows, if it answers within `timeout_s` seconds."""
+        return self._call(Status, "GET", "/v1/status", timeout_s=timeout_s)
 
-    def up(self, request: UpRequest) -> Operation:
-        """Run this engine. The same request again is `already_up`, another one a `conflict`."""
-        return self._call(Operation, "POST", "/v1/up", body=request.model_dump(mode="json"))
+    def any_status(self) -> AnyStatus:
+        """Return what can be understood of a daemon of another version too."""
+        return self._call(AnyStatus, "GET", "/v1/status")
+
+    def up(self, request: UpRequest, *, exact: bool = False) -> Operation:
+        """Run this engine. The same request again is `already_up`, another one a `conflict`.
+
+        A geometry that was set live is kept, and no conflict, unless the one of the request is to
+        be `exact`.
+        """
+        path = "/v1/up?exact=true" if exact else "/v1/up"
+        return self._call(Operation, "POST", path, body=request.model_dump(mode="json"))
 
     def start(self) -> Operation:
         """Start the engine that was last asked for."""
@@ -194,7 +228,7 @@ class ControlClient:
         """
         return self._engine_read(Slots, "/v1/slots", timeout_s)
 
-    def _engine_read(self, shape: type[_Wire], path: str, timeout_s: float) -> _Wire:
+    def _engine_read(self, shape: type[_Shape], path: str, timeout_s: float) -> _Shape:
         try:
             return self._call(shape, "GET", path, timeout_s=timeout_s)
         except DaemonUnreachableError as exc:
@@ -223,10 +257,15 @@ class ControlClient:
     def _page(self, verb: str, request: PageDropRequest | PageFileRequest) -> Operation:
         return self._call(Operation, "POST", f"/v1/pages/{verb}", body=request.model_dump())
 
-    def operation(self, operation_id: str, *, wait_s: float = 0.0) -> Operation:
-        """Return the operation, at its end or after `wait_s` seconds at the latest."""
+    def operation(
+        self, operation_id: str, *, wait_s: float = 0.0, answer_s: float = ANSWER_S
+    ) -> Operation:
+        """Return the operation, at its end or after `wait_s` seconds at the latest.
+
+        The daemon may take `answer_s` seconds more to say so.
+        """
         path = f"/v1/operations/{quote(operation_id, safe='')}?wait_s={wait_s:.3f}"
-        return self._call(Operation, "GET", path, timeout_s=wait_s + ANSWER_S)
+        return self._call(Operation, "GET", path, timeout_s=wait_s + answer_s)
 
     def wait_operation(
         self,
@@ -256,20 +295,31 @@ class ControlClient:
             raise operation.error.to_error()
         return operation
 
-    def wait_down(self, *, timeout_s: float | None = None) -> Operation:
-        """Stop engine and daemon; return when the daemon's process is gone."""
+    def wait_down(self, *, timeout_s: float | None = None) -> LifecycleResult:
+        """Stop engine and daemon; return when the daemon's process is gone.
+
+        What a daemon of another version says of that need not be understood: its end is told by
+        the kernel.
+        """
         started = time.monotonic()
-        daemon_fd = os.pidfd_open(self.status().daemon.pid)
+        daemon_fd = os.pidfd_open(self.any_status().daemon.pid)
+        result: object = None
         try:
-            operation = self.wait_operation(self.down(), timeout_s=timeout_s)
+            try:
+                result = self.wait_operation(self.down(), timeout_s=timeout_s).result
+            except FailedError as exc:
+                if exc.code != Code.OTHER_VERSION:
+                    raise
             poll = select.poll()
             poll.register(daemon_fd, select.POLLIN)
             left_s = None if timeout_s is None else timeout_s - (time.monotonic() - started)
             if not poll.poll(None if left_s is None else max(left_s, 0.0) * 1000):
                 raise error(Code.TIMED_OUT, f"the daemon did not exit within {timeout_s:g} s")
-            return operation
         finally:
             os.close(daemon_fd)
+        if isinstance(result, LifecycleResult):
+            return result
+        return LifecycleResult(outcome=LifecycleOutcome.STOPPED)
 
     def logs(
         self, *, lines: int = 200, follow: bool = False, since: datetime | None = None
@@ -293,13 +343,13 @@ class ControlClient:
 
     def _call(
         self,
-        shape: type[_Wire],
+        shape: type[_Shape],
         method: str,
         path: str,
         *,
         body: Mapping[str, Any] | None = None,
         timeout_s: float = ANSWER_S,
-    ) -> _Wire:
+    ) -> _Shape:
         with closing(self._connect(timeout_s)) as connection:
             answer = self._ask(connection, method, path, body)
             try:
@@ -308,7 +358,7 @@ class ControlClient:
                 raise self._unreachable(exc) from exc
             except ValidationError as exc:
                 raise error(
-                    Code.INTERNAL,
+                    Code.OTHER_VERSION,
                     f"{method} {path}: the daemon's answer is no {shape.__name__} of this version",
                     hint="restart the daemon after an upgrade: llamactl down, then llamactl up",
                     details={"problem": str(exc)},
@@ -344,12 +394,27 @@ class ControlClient:
 
     def _unreachable(self, exc: Exception) -> LlamactlError:
         socket = self.paths.control_socket
+        # Somebody listens; `pid` in the details tells it from a daemon that is not there.
+        listens = isinstance(exc, TimeoutError | BlockingIOError)
+        if listens and (pid := _holder(self.paths)) is not None:
+            return error(
+                Code.DAEMON_UNREACHABLE,
+                f"the daemon (pid {pid}) does not answer",
+                hint=f"it is busy or stopped: `kill -CONT {pid}`, or see {self.paths.daemon_log}",
+                details={"control_socket": str(socket), "pid": pid},
+            )
         return error(
             Code.DAEMON_UNREACHABLE,
             f"no daemon answers on {socket}: {exc}",
             hint="start one with `llamactl up`",
             details={"control_socket": str(socket)},
         )
+
+
+def _holder(paths: Paths) -> int | None:
+    from llamactl_supervisor import locks
+
+    return locks.owner(paths.daemon_lock)
 
 
 def read_ledger(paths: Paths, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
@@ -378,8 +443,9 @@ def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START
 
     The daemon has its own session and none of our descriptors: its output goes to the daemon log.
     It adopts an engine that still runs; it loads one from its saved intent only if `resume`.
-    Raises `daemon_start_failed` with the log's last lines, and `daemon_running` where a daemon of
-    another runtime directory has this state directory.
+    Raises the daemon's own error if it says why it cannot start, else `daemon_start_failed` with
+    the log's last lines; `daemon_running` where a daemon of another runtime directory has this
+    state directory.
     """
     if (holder := state_holder(paths)) is not None:
         raise error(
@@ -394,9 +460,12 @@ def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     log_fd = os.open(paths.daemon_log, flags, 0o600)
     log_offset = os.fstat(log_fd).st_size
+    problem_fd, write_fd = os.pipe()
+    argv += ["--problem-fd", str(write_fd)]
     try:
         daemon = subprocess.Popen(
             argv if resume else [*argv, "--no-resume"],
+            pass_fds=(write_fd,),
             stdin=subprocess.DEVNULL,
             stdout=log_fd,
             stderr=log_fd,
@@ -404,37 +473,65 @@ def spawn_daemon(paths: Paths, *, resume: bool = False, timeout_s: float = START
             env=daemon_env(paths),
             cwd="/",
         )
+    except BaseException:
+        os.close(problem_fd)
+        raise
     finally:
         os.close(log_fd)
+        os.close(write_fd)
     try:
-        _wait_socket(paths, daemon, log_offset, timeout_s)
+        with os.fdopen(problem_fd, "rb") as problem:
+            _wait_socket(paths, daemon, problem, log_offset, timeout_s)
     finally:
         # It is not ours to wait for any more: without this, Popen warns that it still runs.
         daemon.returncode = daemon.returncode or 0
 
 
 def _wait_socket(
-    paths: Paths, daemon: subprocess.Popen[bytes], log_offset: int, timeout_s: float
+    paths: Paths,
+    daemon: subprocess.Popen[bytes],
+    problem: BinaryIO,
+    log_offset: int,
+    timeout_s: float,
 ) -> None:
     deadline = time.monotonic() + timeout_s
     daemon_fd = os.pidfd_open(daemon.pid)
     poll = select.poll()
     poll.register(daemon_fd, select.POLLIN)
+    exited = another = False
     try:
         with ControlClient(paths) as client:
             while True:
-                exited = bool(poll.poll(START_POLL_S * 1000))
+                if exited:
+                    time.sleep(START_POLL_S)
+                elif poll.poll(START_POLL_S * 1000):
+                    exited = True
+                    daemon.wait()
                 try:
                     client.status()
                 except DaemonUnreachableError:
-                    # REFUSED: another caller's daemon was first; it will answer for both of us.
-                    dead = exited and daemon.wait() != ExitCode.REFUSED
-                    if dead or time.monotonic() > deadline:
+                    if exited and not another:
+                        another = _another_was_first(problem)
+                    if (exited and not another) or time.monotonic() > deadline:
                         raise _start_failed(paths, daemon, log_offset) from None
                 else:
                     return
     finally:
         os.close(daemon_fd)
+
+
+def _another_was_first(problem: BinaryIO) -> bool:
+    """Return whether another caller's daemon runs, which will answer for both of us.
+
+    Raises what else the daemon that has ended says of itself; False: it said nothing.
+    """
+    said = problem.read()
+    if not said:
+        return False
+    found = Problem.model_validate_json(said)
+    if found.code != Code.DAEMON_RUNNING:
+        raise found.to_error()
+    return True
 
 
 def _start_failed(paths: Paths, daemon: subprocess.Popen[bytes], log_offset: int) -> LlamactlError:
@@ -443,10 +540,9 @@ def _start_failed(paths: Paths, daemon: subprocess.Popen[bytes], log_offset: int
         lines = log.read().decode(errors="replace").splitlines()[-20:]
     status = daemon.poll()
     what = "does not answer" if status is None else f"exited with status {status}"
-    last = f": {lines[-1]}" if lines else ""
     return error(
         Code.DAEMON_START_FAILED,
-        f"the daemon was started and {what}{last}",
+        f"the daemon was started and {what}",
         hint=f"see {paths.daemon_log}",
         details={"exit_status": status, "last_lines": lines},
     )

@@ -69,14 +69,15 @@ def not_serving(snapshot: Snapshot) -> Problem | None:
 def _up(snapshot: Snapshot, command: ev.Up, now: float) -> Step:
     if snapshot.state in IDLE:
         # A fresh `up` means what it says; one that repeats itself over a crash changes nothing.
-        same = snapshot.state is not EngineState.STOPPED and command.request == snapshot.desired
+        crashed = snapshot.state is not EngineState.STOPPED
+        same = crashed and command.request == snapshot.desired and not command.exact
         override = snapshot.override if same else None
         asked = replace(snapshot, desired=command.request, override=override)
         if not same:
             asked = replace(asked, last_good=None, trial_ends=None, dropped=None)
         return _start(asked, command, ev.LoadCause.UP, now)
     if snapshot.running is not None and snapshot.state is not EngineState.STOPPING:
-        verdict = plan(snapshot.running, snapshot.override, command.request)
+        verdict = plan(snapshot.running, snapshot.override, command.request, exact=command.exact)
         if isinstance(verdict, Conflict):
             differing = ", ".join(
                 f"{name} is {running!r}, asked for {asked!r}"

@@ -29,7 +29,7 @@ from llamactl_supervisor.resolve import keys as keys
 from llamactl_supervisor.settings import Settings as Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 FILE_NAME = "config.toml"
 FILE_ENV = f"{ENV_PREFIX}CONFIG"
@@ -119,18 +119,29 @@ def load(
     return Loaded(config, values, path, env)
 
 
-def load_paths(env: Mapping[str, str] | None = None) -> Paths:
+def load_paths(
+    env: Mapping[str, str] | None = None,
+    *,
+    broken: Callable[[LlamactlError], object] | None = None,
+) -> Paths:
     """Return the directories alone: whoever looks for a daemon needs nothing else to be right.
 
-    The file is not even read where the environment names all three.
+    The file is not even read where the environment names all three. A file that says nothing of
+    use is an error, or with `broken`, which is told of it, as good as none.
     """
     env = dict(os.environ if env is None else env)
     wanted = [key for key in keys(Config) if key.section == "paths"]
     path = None if all(env.get(key.env) for key in wanted) else find(env)
     if path is None:
         return Paths.from_env(env)
-    tables = {"paths": read(path).tables.get("paths", {})}
-    config, _ = resolve(_PathsAlone, file=File(path, tables), env=env, flags={}, defaults={})
+    try:
+        tables = {"paths": read(path).tables.get("paths", {})}
+        config, _ = resolve(_PathsAlone, file=File(path, tables), env=env, flags={}, defaults={})
+    except LlamactlError as exc:
+        if broken is None:
+            raise
+        broken(exc)
+        return Paths.from_env(env)
     chosen = config.paths.model_dump(exclude_none=True)
     return Paths.from_env(
         env | {key.env: chosen[key.field] for key in wanted if key.field in chosen}

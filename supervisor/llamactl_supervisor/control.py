@@ -147,9 +147,14 @@ def _mutations(app: FastAPI, daemon: Supervisor) -> None:
     accepted: dict[str, Any] = {"status_code": 202, "responses": _PROBLEMS}
 
     @app.post("/v1/up", **accepted)
-    async def up(body: UpRequest, request: Request) -> Operation:
-        """Run this engine. The same request again succeeds as `already_up`."""
-        return await daemon.submit(OperationKind.UP, _who(request), lambda op: ev.Up(op, body))
+    async def up(body: UpRequest, request: Request, exact: bool = False) -> Operation:
+        """Run this engine. The same request again succeeds as `already_up`.
+
+        That is so with another geometry that was set live as well, unless the one in the request
+        is asked for as `exact`.
+        """
+        by = _who(request)
+        return await daemon.submit(OperationKind.UP, by, lambda op: ev.Up(op, body, exact))
 
     @app.post("/v1/start", **accepted)
     async def start(request: Request) -> Operation:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from llamactl_supervisor import activation, ledger, locks, logs, reload, store, view
+from llamactl_supervisor import activation, ledger, locks, logs, preflight, reload, store, view
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.announcer import Announcer
 from llamactl_supervisor.commands import not_serving
@@ -342,6 +342,8 @@ class Daemon:
         self, kind: OperationKind, by: str, command: Callable[[str], ev.Command]
     ) -> Operation:
         """Hand in a command; return its operation, or raise why it is not accepted."""
+        if kind is OperationKind.RESTART:
+            await self._startable_again()
         if self._ending.is_set():
             raise error(Code.SHUTTING_DOWN, "the daemon is shutting down")
         operation = self._operations.create(kind, by)
@@ -349,6 +351,19 @@ class Daemon:
         self._queue.put_nowait(command(operation.id))
         await asyncio.shield(accepted)
         return self._operations.get(operation.id)
+
+    async def _startable_again(self) -> None:
+        """Raise `restart_refused` where a restart would end an engine and bring no other.
+
+        Here and not in the loop: it takes a while, and what it finds makes no state of the engine.
+        """
+        wanted = self._snapshot.desired
+        if self._snapshot.state is not EngineState.READY or wanted is None:
+            return
+        try:
+            await self._effects.check(wanted, self._snapshot.override)
+        except LlamactlError as exc:
+            raise preflight.refused(exc) from exc
 
     async def wait(self, operation: str, wait_s: float) -> Operation:
         """Return the operation at its end or after `wait_s` seconds."""

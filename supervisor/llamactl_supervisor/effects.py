@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from llamactl_supervisor import events as ev
-from llamactl_supervisor import instances, keys, launch, ports, process
+from llamactl_supervisor import instances, keys, launch, ports, preflight, process
 from llamactl_supervisor.engine import EngineClient
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.models import Problem, Stranger
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llamactl_supervisor.events import EngineFacts, EngineProcess, Event
-    from llamactl_supervisor.models import FileReceipt, PageReceipt, Receipt
+    from llamactl_supervisor.models import FileReceipt, Override, PageReceipt, Receipt, UpRequest
     from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.settings import Settings
     from llamactl_supervisor.store import Saved
@@ -87,16 +87,23 @@ class Effects:
             log.error("unproven engine pid=%d instance=%s: left alone", found.engine.pid, name)
         return ours
 
+    async def check(self, request: UpRequest, override: Override | None) -> None:
+        """Raise why this engine could not be started; see `preflight.check`."""
+        await asyncio.to_thread(preflight.check, request, override, self._paths, os.environ)
+
     async def spawn(self, effect: ev.Spawn, refusal: LlamactlError | None) -> None:
         """Start holder and engine, unless there is a reason not to."""
+        final = True
         try:
+            await self.check(effect.request, effect.override)
+            final = False
             if refusal is not None:
                 raise refusal
             started = await self._start(effect)
         except LlamactlError as exc:
             instances.remove(self._paths, effect.instance_id)
-            failed = ev.SpawnFailed(effect.generation, Problem.of(exc), random.random())
-            self._post(failed)
+            jitter = random.random()
+            self._post(ev.SpawnFailed(effect.generation, Problem.of(exc), jitter, final=final))
         else:
             self._post(ev.Spawned(effect.generation, started))
 

@@ -61,6 +61,7 @@ class Code(StrEnum):
     INSECURE_DIRECTORY = "insecure_directory"
     OPERATION_IN_PROGRESS = "operation_in_progress"
     PORT_IN_USE = "port_in_use"
+    RESTART_REFUSED = "restart_refused"
     SHUTTING_DOWN = "shutting_down"
     SUPERSEDED = "superseded"
 
@@ -108,6 +109,7 @@ class Code(StrEnum):
     ENGINE_WEDGED = "engine_wedged"
     INTERNAL = "internal"
     NOT_FOUND = "not_found"
+    OTHER_VERSION = "other_version"
     STATE_UNREADABLE = "state_unreadable"
     STATE_UNWRITABLE = "state_unwritable"
 
@@ -196,6 +198,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.INSECURE_DIRECTORY: RefusedError,
     Code.OPERATION_IN_PROGRESS: RefusedError,
     Code.PORT_IN_USE: RefusedError,
+    Code.RESTART_REFUSED: RefusedError,
     Code.SHUTTING_DOWN: RefusedError,
     Code.SUPERSEDED: RefusedError,
     Code.INVALID_GEOMETRY: RefusedError,
@@ -236,6 +239,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.FILES_FAILED: FailedError,
     Code.INTERNAL: FailedError,
     Code.NOT_FOUND: FailedError,
+    Code.OTHER_VERSION: FailedError,
     Code.STATE_UNREADABLE: FailedError,
     Code.STATE_UNWRITABLE: FailedError,
 }

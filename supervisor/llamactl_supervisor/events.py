@@ -79,10 +79,11 @@ class Ladder(Enum):
 
 @dataclass(frozen=True)
 class Up:
-    """Run this engine."""
+    """Run this engine. `exact`: with this very geometry, whatever was set live meanwhile."""
 
     operation: str
     request: UpRequest
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,11 +204,12 @@ class Spawned:
 
 @dataclass(frozen=True)
 class SpawnFailed:
-    """There is no process. `jitter` from [0, 1)."""
+    """There is no process. `jitter` from [0, 1). `final`: another try would end like this one."""
 
     generation: int
     problem: Problem
     jitter: float
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def observed(snapshot: Snapshot, event: ev.Observed, now: float) -> Step:
     if event.asked_at < snapshot.facts_at:
         return snapshot, ()
     if snapshot.trial_ends is not None and now >= snapshot.trial_ends:
-        snapshot = replace(snapshot, trial_ends=None, last_good=None)
+        snapshot = replace(snapshot, trial_ends=None)
     facts = event.facts
     if snapshot.state is EngineState.RECONFIGURING:
         known = snapshot.facts
@@ -93,18 +93,26 @@ def on_trial(snapshot: Snapshot, override: Override, now: float) -> Snapshot:
     )
 
 
-def fall_back(snapshot: Snapshot, problem: Problem, now: float) -> tuple[Snapshot, Problem]:
-    """Go back to the last geometry known good when one that is on trial has come to a crash."""
+def fall_back(
+    snapshot: Snapshot, problem: Problem, now: float, *, loading: bool
+) -> tuple[Snapshot, Problem]:
+    """Go back to the last geometry known good when one that was set live has come to a crash.
+
+    While it serves that counts as long as the geometry is on trial; while it is `loading` always,
+    for no load may ever have had this geometry.
+    """
     override, ends, desired = snapshot.override, snapshot.trial_ends, snapshot.desired
-    if override is None or ends is None or desired is None or now >= ends:
+    on_trial = loading or (ends is not None and now < ends)
+    if override is None or desired is None or not on_trial:
         return snapshot, problem
     before, dropped = live_spec(desired.spec, snapshot.last_good), live_spec(desired.spec, override)
     snapshot = replace(snapshot, override=snapshot.last_good, last_good=None, trial_ends=None)
     if before == dropped:
         return snapshot, problem
+    when = "in a load after" if loading else "soon after"
     said = problem.model_copy(
         update={
-            "message": f"{problem.message}, soon after its geometry was changed to n_ctx "
+            "message": f"{problem.message}, {when} its geometry was changed to n_ctx "
             f"{override.n_ctx}, n_seq {override.n_seq} (by {override.by}): it goes back to "
             f"n_ctx {before.n_ctx}, n_seq {before.n_seq}",
             "details": problem.details | {"dropped_override": override.model_dump(mode="json")},

@@ -15,6 +15,8 @@ from llamactl_supervisor.errors import Code, LlamactlError, error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+N_CTX_MIN = 256
+"""Smallest total context in tokens: what a slot is rounded up to; an engine begins with no less."""
 N_CTX_MAX = 2**31 - 1
 """Largest total context in tokens: llama.cpp counts cells in a signed 32-bit integer."""
 N_SEQ_MAX = 256
@@ -64,10 +66,10 @@ def parse_tokens(text: str) -> int | None:
     return int(found[1]) * TOKENS_PER[found[2].lower()] if found else None
 
 
-def _bounded(name: str, unit: str, most: int) -> AfterValidator:
+def _bounded(name: str, unit: str, least: int, most: int) -> AfterValidator:
     def check(value: int) -> int:
-        if not 1 <= value <= most:
-            text = f"must be a number of {unit} from 1 to {most}, not {value}"
+        if not least <= value <= most:
+            text = f"must be a number of {unit} from {least} to {most}, not {value}"
             raise PydanticCustomError("invalid_geometry", "{text}", {"text": text, "field": name})
         return value
 
@@ -109,8 +111,8 @@ def _free_args(args: tuple[str, ...]) -> tuple[str, ...]:
     return args
 
 
-NCtx = Annotated[int, Field(strict=True), _bounded("n_ctx", "tokens", N_CTX_MAX)]
-NSeq = Annotated[int, Field(strict=True), _bounded("n_seq", "slots", N_SEQ_MAX)]
+NCtx = Annotated[int, Field(strict=True), _bounded("n_ctx", "tokens", N_CTX_MIN, N_CTX_MAX)]
+NSeq = Annotated[int, Field(strict=True), _bounded("n_seq", "slots", 1, N_SEQ_MAX)]
 Slot = Annotated[int, Field(strict=True, ge=0, lt=N_SEQ_MAX)]
 PageName = Annotated[str, Field(max_length=PAGE_NAME_MAX)]
 FileName = Annotated[str, Field(max_length=PAGE_NAME_MAX)]

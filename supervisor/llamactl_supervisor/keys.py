@@ -33,7 +33,7 @@ def write(directory: Path, user_file: str | None, env: Mapping[str, str]) -> Pat
     Raises `invalid_request` when the user's file cannot be read or holds no key: an engine without
     one would answer everybody. Raises OSError when the keys cannot be written.
     """
-    users = b"" if user_file is None else _read(user_file)
+    users = b"" if user_file is None else read(user_file)
     if user_file is None and not any(env.get(name) for name in ENVIRONMENT):
         return None
     path = directory / FILE_NAME
@@ -52,7 +52,8 @@ def ours(directory: Path) -> str | None:
         return None
 
 
-def _read(user_file: str) -> bytes:
+def read(user_file: str) -> bytes:
+    """Return the user's keys; raises `invalid_request` where there is none to read."""
     try:
         # Not blocking: what was a file when it was asked for may be a pipe now.
         fd = os.open(user_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -64,6 +64,11 @@ def engine_argv(
     return [*argv, *spec.extra_args]
 
 
+def engine_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the engine's environment: ours, without what it must not hear."""
+    return {name: value for name, value in env.items() if name not in _REFUSED_ENV}
+
+
 def holder_order(
     argv: list[str], env: Mapping[str, str], instance: str, paths: Paths, settings: Settings
 ) -> dict[str, Any]:
@@ -72,7 +77,7 @@ def holder_order(
         "instance_id": instance,
         "directory": str(paths.engine_dir(instance)),
         "argv": argv,
-        "env": {name: value for name, value in env.items() if name not in _REFUSED_ENV},
+        "env": engine_env(env),
         "log": str(paths.engine_log),
         "log_bytes_max": settings.log_bytes_max,
         "log_files_max": settings.log_files_max,

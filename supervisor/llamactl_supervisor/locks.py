@@ -72,6 +72,27 @@ def lock(path: Path, runtime: Path) -> int:
     return fd
 
 
+def owner(path: Path) -> int | None:
+    """Return the pid of the daemon that holds the lock; None where none does.
+
+    Only for whoever knows that the daemon is past its beginning: one that begins right now may
+    take this look for another daemon.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = _holder(fd).pid
+        return int(pid) if pid.isdigit() else None
+    else:
+        return None
+    finally:
+        os.close(fd)
+
+
 def elsewhere(paths: Paths) -> Holder | None:
     """Return the living daemon of another runtime directory that has this state directory.
 

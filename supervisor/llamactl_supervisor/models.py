@@ -18,6 +18,7 @@ from llamactl_supervisor.fields import DEFAULT_N_CTX as DEFAULT_N_CTX
 from llamactl_supervisor.fields import DEFAULT_N_SEQ as DEFAULT_N_SEQ
 from llamactl_supervisor.fields import DEFAULT_PORT as DEFAULT_PORT
 from llamactl_supervisor.fields import N_CTX_MAX as N_CTX_MAX
+from llamactl_supervisor.fields import N_CTX_MIN as N_CTX_MIN
 from llamactl_supervisor.fields import N_SEQ_MAX as N_SEQ_MAX
 from llamactl_supervisor.fields import PAGE_NAME_MAX as PAGE_NAME_MAX
 from llamactl_supervisor.fields import PORT_MAX as PORT_MAX

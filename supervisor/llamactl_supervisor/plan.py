@@ -23,14 +23,17 @@ class Conflict:
     fields: dict[str, tuple[object, object]]
 
 
-def plan(running: UpRequest, override: Override | None, asked: UpRequest) -> NoChange | Conflict:
+def plan(
+    running: UpRequest, override: Override | None, asked: UpRequest, *, exact: bool = False
+) -> NoChange | Conflict:
     """Compare what is asked for with what was asked for last, never with effective values.
 
     libllama rounds (10000 over 3 slots becomes 10752), so a comparison with what the engine
-    reports would differ for ever. A geometry that was set live counts as asked for as well.
+    reports would differ for ever. A geometry that was set live counts as asked for as well, and
+    where the one asked for is to be `exact`, it alone counts.
     """
     live = running.model_copy(update={"spec": live_spec(running.spec, override)})
-    if asked in (running, live):
+    if asked == live or (asked == running and not exact):
         return NoChange()
     fields: dict[str, tuple[object, object]] = {
         name: (getattr(live.spec, name), getattr(asked.spec, name))

@@ -66,6 +66,8 @@ def commit(snapshot: Snapshot, receipt: Receipt | None) -> Step:
     effects: list[ev.Effect] = []
     if reloading.settings != snapshot.settings:
         effects.append(ev.UseSettings(reloading.settings))
+    if reloading.override != snapshot.override:  # what the configuration says is good now
+        snapshot = replace(snapshot, last_good=None)
     after = replace(
         snapshot,
         settings=reloading.settings,

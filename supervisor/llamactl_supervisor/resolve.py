@@ -12,7 +12,15 @@ from pydantic import BaseModel, ValidationError
 
 from llamactl_supervisor.api_settings import ListenAddress
 from llamactl_supervisor.errors import Code, error
-from llamactl_supervisor.fields import N_SEQ_MAX, AbsolutePath, Host, NCtx, NSeq, parse_tokens
+from llamactl_supervisor.fields import (
+    N_CTX_MIN,
+    N_SEQ_MAX,
+    AbsolutePath,
+    Host,
+    NCtx,
+    NSeq,
+    parse_tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +36,7 @@ VALUE_CHARS_MAX = 80
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 _ALLOWED = (
-    (NCtx, "tokens: an integer, or a string like '128k'"),
+    (NCtx, f"tokens from {N_CTX_MIN}: an integer, or a string like '128k'"),
     (NSeq, f"integer from 1 to {N_SEQ_MAX}"),
     (Host, "IPv4 address of this machine"),
     (AbsolutePath, "path"),

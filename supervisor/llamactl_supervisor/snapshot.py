@@ -76,9 +76,9 @@ class Snapshot:
     `leaving` without it. `deadline` is the end of patience in STARTING, the KILL in STOPPING, the
     retry in CRASHED, and in READY the moment from which earlier crashes are forgiven.
 
-    `override` is on trial until `trial_ends`: a crash before that goes back to `last_good`, and the
-    override is `dropped`. What the engine said before `facts_at` is old. `loads_recorded` are the
-    weight loads of this process that the ledger has.
+    `override` is on trial until `trial_ends`: a crash before that, or in a load at any time, goes
+    back to `last_good`, and the override is `dropped`. What the engine said before `facts_at` is
+    old. `loads_recorded` are the weight loads of this process that the ledger has.
     """
 
     seed: UUID
@@ -181,11 +181,14 @@ def terminate(snapshot: Snapshot, now: float) -> Step:
     return replace(snapshot, deadline=deadline), (ev.Signal(snapshot.process, ev.Ladder.TERM),)
 
 
-def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Step:
+def died(
+    snapshot: Snapshot, problem: Problem, jitter: float, now: float, *, retry: bool | None = None
+) -> Step:
     """The engine is gone and was wanted: retry later, or give up.
 
     A load that a person has just asked for is not retried: a model that cannot be loaded will not
-    load the fifth time either, and the person is there to be told.
+    load the fifth time either, and the person is there to be told. `retry` False: no load is, for
+    the next one would end likewise; True: this one is as well, for the next one is another.
     """
     commanded = snapshot.cause in {ev.LoadCause.UP, ev.LoadCause.START}
     wedged = snapshot.state is EngineState.STOPPING and snapshot.after is After.REPLACE
@@ -195,7 +198,8 @@ def died(snapshot: Snapshot, problem: Problem, jitter: float, now: float) -> Ste
     gone = replace(
         snapshot, process=None, deadline=None, crashes=crashes, problem=problem, cause=cause
     )
-    if (commanded and never_ready) or crashes > snapshot.settings.crashes_max:
+    hopeless = commanded and never_ready if retry is None else not retry
+    if hopeless or crashes > snapshot.settings.crashes_max:
         failed = replace(gone, state=EngineState.FAILED, waiting=())
         told = tuple(ev.Fail(name, problem) for name in snapshot.waiting)
         return failed, (*told, ev.Exit()) if snapshot.settings.on_failed == "exit" else told

@@ -185,7 +185,7 @@ def _while_starting(snapshot: Snapshot, event: StartingFact, now: float) -> Step
             after, effects = terminate(known, now)
             return after, (watch, *effects)
         case ev.SpawnFailed() if snapshot.process is None:
-            return _gone(snapshot, event.problem, event.jitter, now)
+            return _gone(snapshot, event.problem, event.jitter, now, final=event.final)
         case ev.Moved() if starting:
             return replace(snapshot, deadline=now + patience_s(snapshot)), ()
         case ev.Healthy() if starting and snapshot.process is not None:
@@ -247,10 +247,12 @@ def _gone(
     jitter: float,
     now: float,
     record: ExitRecord | None = None,
+    *,
+    final: bool = False,
 ) -> Step:
     """There is no process any more; what follows depends on what it was doing and why.
 
-    `record` None: there never was one.
+    `record` None: there never was one. `final`: nor will there be one by trying again.
     """
     snapshot = replace(snapshot, last_exit=record or snapshot.last_exit)
     if snapshot.state is EngineState.STOPPING and snapshot.after is After.REST:
@@ -262,18 +264,22 @@ def _gone(
     lost: list[ev.Effect] = []
     replaced = snapshot.state is EngineState.STOPPING and snapshot.after is After.REPLACE
     served = snapshot.state in SERVING or replaced
-    if not served and snapshot.cause is not ev.LoadCause.ADOPT:
+    loading = not served and snapshot.cause is not ev.LoadCause.ADOPT
+    if loading:
         load_s = now - snapshot.load_began
         lost.append(facts.load(snapshot, snapshot.cause, load_s, loaded=False))
     if snapshot.state is EngineState.STOPPING:  # it was stopped for a reason that counts more
         problem = snapshot.problem or problem
+    retry = False if final else None
     if record is not None:
         lost.append(facts.crash(snapshot, record, problem))
-        snapshot, problem = facts.fall_back(snapshot, problem, now)
+        override = snapshot.override
+        snapshot, problem = facts.fall_back(snapshot, problem, now, loading=loading)
+        retry = True if loading and snapshot.override != override else None
     if snapshot.state is EngineState.RECONFIGURING:
         lost += [ev.Fail(name, problem) for name in snapshot.waiting]
         snapshot = replace(snapshot, waiting=())
-    after, effects_after = died(snapshot, problem, jitter, now)
+    after, effects_after = died(snapshot, problem, jitter, now, retry=retry)
     return after, (*lost, *effects_after)
 
 

@@ -64,6 +64,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(name, type=int, required=True)
     for name in ("--admin-private", "--metrics", "--kv-unified", "--no-kv-unified"):
         parser.add_argument(name, action="store_true")
+    parser.add_argument("--print-args-json", action="store_true")
     parser.add_argument("--fake-load-s", type=float, default=0.0)
     parser.add_argument("--fake-lives-s", type=float, default=math.inf)
     parser.add_argument("--fake-reconfigure-s", type=float, default=0.0)
@@ -407,6 +408,8 @@ def spin() -> None:
 def main() -> None:
     """Serve until TERM."""
     flags = parse()
+    if flags.print_args_json:
+        return
     print("fake engine on", flags.host, file=sys.stderr, flush=True)  # noqa: T201
     if flags.fake_load_exit is not None:
         print("error: this model cannot be loaded", file=sys.stderr, flush=True)  # noqa: T201

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_cli import proc, text
+from llamactl_cli import proc, remains, text
 from llamactl_cli.checks import fail, ok, warn
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def control_socket(case: Case) -> Iterator[Finding]:
         return
     if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
         yield fail("control socket", f"others may use {path}", f"rm {path}, start the daemon again")
+    elif case.status is None and remains.daemon_holds_lock(case.paths):
+        yield ok("control socket", f"{path} is a daemon's that does not answer")
     elif case.status is None:
         yield ok("control socket", f"{path} is a dead daemon's; the next one takes its place")
     else:

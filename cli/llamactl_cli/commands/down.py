@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llamactl_cli import remains
+from llamactl_cli.connect import connect
 from llamactl_cli.options import Timeout
 from llamactl_cli.views import LifecycleView
 
@@ -23,12 +24,12 @@ def down(ctx: typer.Context, timeout: Timeout = None) -> None:
     Returns when both are gone. Where no daemon runs this is done already (exit 0), unless an
     engine outlived its daemon: that one is adopted and stopped.
     """
-    from llamactl_supervisor.client import ControlClient, spawn_daemon
+    from llamactl_supervisor.client import spawn_daemon
     from llamactl_supervisor.errors import DaemonUnreachableError
     from llamactl_supervisor.models import LifecycleOutcome, LifecycleResult
 
     output: Output = ctx.obj
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             result = _stop(client, output, timeout)
         except DaemonUnreachableError:
@@ -44,9 +45,5 @@ def down(ctx: typer.Context, timeout: Timeout = None) -> None:
 
 
 def _stop(client: ControlClient, output: Output, timeout_s: float | None) -> LifecycleResult:
-    from llamactl_supervisor.models import LifecycleResult
-
     with output.activity("stopping engine and daemon"):
-        result = client.wait_down(timeout_s=timeout_s).result
-    assert isinstance(result, LifecycleResult)
-    return result
+        return client.wait_down(timeout_s=timeout_s)

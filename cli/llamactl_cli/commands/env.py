@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from llamactl_supervisor.errors import DaemonUnreachableError
+from llamactl_supervisor.errors import LlamactlError
+
+from llamactl_cli.connect import connect
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
@@ -63,13 +65,11 @@ def env(ctx: typer.Context) -> None:
 
     For eval "$(llamactl env)". Needs no daemon; without an engine the URLs are left out.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
     engine = None
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             engine = client.status().engine
-        except DaemonUnreachableError as exc:
+        except LlamactlError as exc:
             output.say(exc.message)
         output.emit(EnvView(client.paths, engine))

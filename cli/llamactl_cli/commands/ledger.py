@@ -10,6 +10,7 @@ import typer
 from llamactl_supervisor.errors import DaemonUnreachableError
 
 from llamactl_cli import text
+from llamactl_cli.connect import connect
 from llamactl_cli.moments import Since
 from llamactl_cli.options import ledger_lines
 
@@ -99,10 +100,10 @@ def ledger(
 
     Needs no daemon. The sums are over the lines shown; with --json those over all are there too.
     """
-    from llamactl_supervisor.client import ControlClient, read_ledger
+    from llamactl_supervisor.client import read_ledger
 
     output: Output = ctx.obj
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             found = client.ledger(since=since, limit=lines)
         except DaemonUnreachableError:

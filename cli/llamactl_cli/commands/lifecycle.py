@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llamactl_cli import waiting
+from llamactl_cli.connect import connect
 from llamactl_cli.options import Timeout
 from llamactl_cli.views import LifecycleView
 
@@ -49,10 +50,9 @@ def _run(
     doing: str,
     timeout_s: float | None,
 ) -> None:
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import LifecycleResult
 
-    with ControlClient() as client:
+    with connect(output) as client:
         result = waiting.follow(
             client, call(client), output, LifecycleResult, doing=doing, timeout_s=timeout_s
         )

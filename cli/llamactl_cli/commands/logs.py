@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llamactl_cli.connect import connect
 from llamactl_cli.moments import Since
 from llamactl_cli.options import LOG_LINES_MAX, log_lines
 
@@ -51,13 +52,12 @@ def logs(
     Each with its UTC time and stream; with --json one object to a line. 200 lines, or all since
     a time; rotated files are part of it.
     """
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.errors import DaemonUnreachableError
 
     output: Output = ctx.obj
     if lines is None:
         lines = LINES if since is None else LOG_LINES_MAX
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             with closing(client.logs(lines=lines, follow=follow, since=since)) as found:
                 for line in found:

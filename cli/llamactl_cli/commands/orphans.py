@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 
-from llamactl_cli import remains, text
+from llamactl_cli import connect, remains, text
 
 if TYPE_CHECKING:
     from llamactl_supervisor.client import Holder
@@ -83,10 +83,10 @@ def orphans(
     there is.
     """
     from llamactl_supervisor.client import state_holder
-    from llamactl_supervisor.config import load, load_paths
+    from llamactl_supervisor.config import load
 
     output: Output = ctx.obj
-    paths, gone = load_paths(), {}
+    paths, gone = connect.paths(output), {}
     with remains.daemon_lock(paths) as alone:
         found = _found(paths, daemon=alone is False)
         if end:

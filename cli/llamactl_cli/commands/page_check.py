@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from llamactl_cli import text
+from llamactl_cli.connect import connect
 from llamactl_cli.options import PAGE_DAYS, PageDays
 from llamactl_cli.provide import Provider, given_engine
 
@@ -199,10 +200,9 @@ def _run(
     engine: Path | None,
     options: Sequence[str],
 ) -> None:
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.errors import InvalidRequestError
 
-    with ControlClient() as client:
+    with connect(output) as client:
         desired = _desired(client)
         own = directory or _own_directory(desired) or client.paths.pages
     where = own.absolute()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llamactl_cli import text, waiting
+from llamactl_cli.connect import connect
 from llamactl_cli.options import FileName, PageName, Slot, Timeout
 
 if TYPE_CHECKING:
@@ -101,10 +102,9 @@ def _run(
     done: str,
     timeout_s: float | None,
 ) -> FileReceipt:
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import FileReceipt
 
-    with ControlClient() as client:
+    with connect(output) as client:
         doing, operation = "asking the engine", call(client)
         receipt = waiting.follow(
             client, operation, output, FileReceipt, doing=doing, timeout_s=timeout_s

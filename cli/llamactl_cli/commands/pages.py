@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llamactl_cli import text, waiting
+from llamactl_cli.connect import connect
 from llamactl_cli.options import READ_TIMEOUT_S, PageName, ReadTimeout, Slot, Timeout
 
 if TYPE_CHECKING:
@@ -79,10 +80,8 @@ def ls(ctx: typer.Context, timeout: ReadTimeout = READ_TIMEOUT_S) -> None:
 
     A sleeping engine sleeps on.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
-    with ControlClient() as client:
+    with connect(output) as client:
         found = client.pages(timeout_s=timeout)
     output.emit(PagesView(found))
 
@@ -120,10 +119,9 @@ def _run(
     done: str,
     timeout_s: float | None,
 ) -> None:
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import PageReceipt
 
-    with ControlClient() as client:
+    with connect(output) as client:
         doing, operation = "asking the engine", call(client)
         receipt = waiting.follow(
             client, operation, output, PageReceipt, doing=doing, timeout_s=timeout_s

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llamactl_cli import waiting
+from llamactl_cli.connect import connect
 from llamactl_cli.options import (
     RECONFIGURE_TIMEOUT_S,
     KvUnified,
@@ -49,7 +50,6 @@ def reconfigure(
     Conversations and running generations go on. What is left out keeps its effective value.
     Prints the engine's receipt.
     """
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.errors import Code, error
     from llamactl_supervisor.models import Receipt
 
@@ -58,7 +58,7 @@ def reconfigure(
         hint = "give at least one of --n-ctx, --n-seq, --per-slot, --kv-unified, --no-kv-unified"
         raise error(Code.INVALID_REQUEST, "nothing to change was given", hint=hint)
     one_size(n_ctx, per_slot)
-    with ControlClient() as client:
+    with connect(output) as client:
         if per_slot is not None:
             n_ctx = total_tokens(per_slot, n_seq or _n_seq(client))
         operation = client.reconfigure(

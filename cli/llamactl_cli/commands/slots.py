@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llamactl_cli import text
+from llamactl_cli.connect import connect
 from llamactl_cli.options import READ_TIMEOUT_S, ReadTimeout
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def slots(ctx: typer.Context, timeout: ReadTimeout = READ_TIMEOUT_S) -> None:
     A parked conversation is listed with the slot it was in and the page it is kept in. A
     sleeping engine is woken, which loads its weights.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
-    with ControlClient() as client, output.activity("asking the engine"):
+    with connect(output) as client, output.activity("asking the engine"):
         found = client.slots(timeout_s=timeout)
     output.emit(SlotsView(found))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode
 
-from llamactl_cli import holdings, proc, remains, text
+from llamactl_cli import drift, holdings, proc, remains, text
+from llamactl_cli.connect import connect
 from llamactl_cli.remains_view import RemainsView
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from llamactl_cli.proc import Resident
 
 SERVING = ("ready", "reconfiguring")
-GEOMETRY = ("n_ctx", "n_seq", "kv_unified")
 RECENT_LINES = 100
 """As many lines of the ledger are looked through for pauses."""
 PAUSES_MAX = 3
@@ -61,7 +61,7 @@ class StatusView:
             ("model", None if spec is None else text.middle(spec.model, text.PATH_COLUMNS)),
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
-            ("drift", self._drift()),
+            ("drift", drift.drift(status)),
             ("dropped", self._dropped()),
             *(
                 ("unapplied", f"{c.field} is {text.value(c.before)}, not {text.value(c.after)}")
@@ -88,7 +88,7 @@ class StatusView:
         look = self.look
         derived = {
             "uptime_s": self.uptime_s,
-            "drift": self.drift(),
+            "drift": drift.fields(self.status),
             "holds": None if look is None else look.model_dump(mode="json", exclude_unset=True),
             "memory": self.memory(),
             "pauses": [line.model_dump(mode="json") for line in self.pauses],
@@ -103,21 +103,6 @@ class StatusView:
         receipt = None if engine is None else engine.last_reconfigure
         full_contexts = None if receipt is None else receipt.bytes_needed or None
         return holdings.memory(self.resident, self.look, full_contexts)
-
-    def drift(self) -> dict[str, dict[str, Any]]:
-        """Return each field that was set live to something else than was asked for.
-
-        By `up`, or by the configuration.
-        """
-        override, desired = self.status.override, self.status.desired
-        if override is None or desired is None:
-            return {}
-        pairs = {name: (getattr(desired.spec, name), getattr(override, name)) for name in GEOMETRY}
-        return {
-            name: {"asked": asked, "live": live}
-            for name, (asked, live) in pairs.items()
-            if asked != live
-        }
 
     def _engine(self) -> str:
         status = self.status
@@ -137,16 +122,6 @@ class StatusView:
         if ended is None or self.status.engine is not None:
             return None
         return f"{ended.summary}, {text.local(ended.at)}"
-
-    def _drift(self) -> str | None:
-        override = self.status.override
-        changed = [
-            f"{name} is {pair['live']}, configured or asked: {pair['asked']}"
-            for name, pair in self.drift().items()
-        ]
-        if override is None or not changed:
-            return None
-        return f"{'; '.join(changed)} (set live {text.local(override.at)})"
 
     def _dropped(self) -> str | None:
         dropped = self.status.dropped_override
@@ -177,10 +152,8 @@ def status(ctx: typer.Context) -> None:
     Exit 0: the engine serves; 3: it does not (stopped, starting, crashed); 4: there is no
     daemon (an engine that outlived it is shown). A sleeping engine sleeps on.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
-    with ControlClient() as client:
+    with connect(output) as client:
         try:
             found = client.status()
         except DaemonUnreachableError as exc:
@@ -219,6 +192,8 @@ def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
         exc.hint = f"{holder} has the state directory {paths.state}: ask it with its own"
         exc.hint += " LLAMACTL_RUNTIME_DIR"
         exc.details["state_owned_by"] = str(holder)
+    if "pid" in exc.details:  # it lives, and its engine is its own
+        return
     engines = [found for found in remains.recorded(paths) if found.role == "engine"]
     if not engines:
         return

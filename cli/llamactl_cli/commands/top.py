@@ -15,6 +15,7 @@ from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode, Llamact
 
 from llamactl_cli import text
 from llamactl_cli.commands.status import SERVING, StatusView, view_of
+from llamactl_cli.connect import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,10 +75,8 @@ def top(
 
     `q` or Ctrl-C ends it. A daemon that is lost is waited for. A sleeping engine sleeps on.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
-    with ControlClient() as client:
+    with connect(output) as client:
         if once or output.as_json or not _is_screen():
             sampler = Sampler()
             _frame(client, sampler)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamactl_cli import session, text, waiting
+from llamactl_cli import drift, session, text, waiting
+from llamactl_cli.connect import connect
 from llamactl_cli.options import (
     KvUnified,
     NCtx,
@@ -65,6 +66,7 @@ class UpView:
             ("model", self.request.spec.model),
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
+            ("drift", drift.drift(self.status)),
             ("daemon", daemon),
             ("done", "; ".join(self.steps) or None),
             ("took", text.seconds(self.total_s)),
@@ -82,6 +84,7 @@ class UpView:
             "model": self.request.spec.model,
             "engine_path": self.request.engine_path,
             "geometry": None if geometry is None else geometry.model_dump(mode="json"),
+            "drift": drift.fields(self.status),
             "daemon_pid": self.status.daemon.pid,
             "daemon_started": self.daemon_started,
             "steps": self.steps,
@@ -139,10 +142,10 @@ def up(
 
     Builds and fetches what is missing, and starts the daemon where none runs. The same request
     again is "already up" (exit 0); another one is refused and the differing fields are named
-    (exit 5). What no flag says is taken from the configuration (`llamactl config show`), else:
-    16384 tokens over 2 slots.
+    (exit 5). A geometry that was set live since is kept, and told as `drift`, unless flags of this
+    call say another. What no flag says is taken from the configuration (`llamactl config show`),
+    else: 16384 tokens over 2 slots.
     """
-    from llamactl_supervisor.client import ControlClient
     from llamactl_supervisor.models import EngineRequest, LifecycleResult, UpRequest
 
     output: Output = ctx.obj
@@ -165,8 +168,9 @@ def up(
     model_path = configured.model or str(provider.default_model())
     fields = configured.model_dump(exclude={"engine_path"}) | {"model": model_path}
     request = UpRequest(spec=EngineRequest.parse(fields), engine_path=path)
-    with ControlClient() as client:
-        operation, started = _submit(client, request, output)
+    exact = any(flag is not None for flag in (n_ctx, n_seq, per_slot, kv_unified))
+    with connect(output) as client:
+        operation, started = _submit(client, request, output, exact=exact)
         result = waiting.follow(
             client, operation, output, LifecycleResult, doing="loading", timeout_s=timeout
         )
@@ -194,19 +198,23 @@ def _configured(asked: dict[str, tuple[str, Any]], per_slot: int | None) -> Engi
     return engine
 
 
-def _submit(client: ControlClient, request: UpRequest, output: Output) -> tuple[Operation, bool]:
+def _submit(
+    client: ControlClient, request: UpRequest, output: Output, *, exact: bool
+) -> tuple[Operation, bool]:
     """Ask the daemon for the engine; start one where none answers."""
     from llamactl_supervisor.client import spawn_daemon
     from llamactl_supervisor.errors import DaemonUnreachableError
 
     try:
-        return client.up(request), False
-    except DaemonUnreachableError:
+        return client.up(request, exact=exact), False
+    except DaemonUnreachableError as exc:
+        if "pid" in exc.details:
+            raise
         output.say("starting the daemon")
         if user := session.ends_at_logout(client.paths):
             output.say(f"its socket goes at your last logout: loginctl enable-linger {user}")
     spawn_daemon(client.paths)
-    return client.up(request), True
+    return client.up(request, exact=exact), True
 
 
 def _options(args: list[str]) -> list[str]:

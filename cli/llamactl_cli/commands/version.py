@@ -9,6 +9,7 @@ import typer
 from llamactl_supervisor.errors import DaemonUnreachableError
 
 from llamactl_cli import text, versions
+from llamactl_cli.connect import connect
 
 if TYPE_CHECKING:
     from llamactl_cli.output import Output
@@ -44,14 +45,12 @@ def version(ctx: typer.Context) -> None:
 
     Says so when the first two differ, as after an upgrade.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
     cli = versions.own()
     daemon = engine_path = None
     try:
-        with ControlClient() as client:
-            found = client.status()
+        with connect(output) as client:
+            found = client.any_status()
     except DaemonUnreachableError as exc:
         output.say(exc.message)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, error
 
 from llamactl_cli import text
+from llamactl_cli.connect import connect
 from llamactl_cli.options import timeout as timeout_s
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 300.0
 POLL_S = 0.1
 LONG_POLL_S = 20.0
+ANSWER_S = 1.0
+"""How long the daemon may take for an answer at the end of the time."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +61,35 @@ def wait(
     engine that is not there yet is waited for as well; an engine that was given up is an error
     at once.
     """
-    from llamactl_supervisor.client import ControlClient
-
     output: Output = ctx.obj
     began = time.monotonic()
-    with ControlClient() as client, output.activity("waiting") as tell:
+    with connect(output) as client, output.activity("waiting") as tell:
         while True:
             left_s = began + timeout - time.monotonic()
-            status = _status(client, or_none=ready)
-            state = "absent" if status is None else status.state.value
-            tell(f"the engine is {state}")
+            status, state = _status(client, or_none=ready, within_s=left_s)
+            tell(state)
             if status is not None and _reached(status, ready=ready):
                 break
             if left_s <= 0:
-                raise error(Code.TIMED_OUT, f"the engine is {state} after {timeout:g} s")
+                raise error(Code.TIMED_OUT, f"{state} after {timeout:g} s")
             _pause(client, None if status is None else status.operation, left_s)
-    output.emit(WaitView(state, time.monotonic() - began))
+    output.emit(WaitView(status.state.value, time.monotonic() - began))
 
 
-def _status(client: ControlClient, *, or_none: bool) -> Status | None:
+def _status(client: ControlClient, *, or_none: bool, within_s: float) -> tuple[Status | None, str]:
+    """Return the status and what it comes to in words; None where there is none yet.
+
+    A daemon that lives and does not answer may do so later.
+    """
     try:
-        return client.status()
-    except DaemonUnreachableError:
+        status = client.status(timeout_s=min(LONG_POLL_S, max(ANSWER_S, within_s)))
+    except DaemonUnreachableError as exc:
+        if "pid" in exc.details:
+            return None, exc.message
         if or_none:
-            return None
+            return None, "the engine is absent"
         raise
+    return status, f"the engine is {status.state}"
 
 
 def _reached(status: Status, *, ready: bool) -> bool:
@@ -100,5 +108,6 @@ def _pause(client: ControlClient, operation: Operation | None, left_s: float) ->
     """Let a moment pass; where an operation runs, until its end."""
     if operation is None:
         time.sleep(min(POLL_S, left_s))
-    else:
-        client.operation(operation.id, wait_s=min(LONG_POLL_S, left_s))
+        return
+    with contextlib.suppress(DaemonUnreachableError):  # the next look will tell
+        client.operation(operation.id, wait_s=min(LONG_POLL_S, left_s), answer_s=ANSWER_S)
