@@ -147,7 +147,7 @@ def test_status_tells_the_geometry_the_loads_and_the_drift(home: Home) -> None:
     assert changed.rows["ledger"] == "1 weight load, 1 avoided by reconfiguring"
     assert changed.rows["last pause"].startswith("79.5 ms, 16k x 2 -> 128k x 4, 20")
     assert changed.rows["drift"].startswith(
-        "n_ctx is 131072, configured or asked: 16384; n_seq is 4, configured or asked: 2"
+        "n_ctx is 131072, asked: 16384; n_seq is 4, asked: 2"
     )
     assert "(set live 20" in changed.out
     status = home.run("status", "--json").result

@@ -62,7 +62,7 @@ def test_up_with_the_geometry_of_before_does_not_pass_for_the_live_one(home: Hom
     assert home.run("reconfigure", "-c", "64k").code == 0
     kept = home.run(*home.up_words())
     assert (kept.code, kept.rows["engine"].split(",")[0]) == (0, "already up")
-    assert kept.rows["drift"].startswith("n_ctx is 65536, configured or asked: 16384 (set live ")
+    assert kept.rows["drift"].startswith("n_ctx is 65536, asked: 16384 (set live ")
     asked = home.run(*home.up_words(), "-c", "16k", "--json").error
     assert asked["code"] == "conflict"
     assert "n_ctx is 65536, asked for 16384" in asked["message"]
