@@ -16,7 +16,7 @@ int main(int argc, char ** argv) {
 
     server_page_record rec;
     rec.stage   = "4711-3";
-    rec.members = { { FUZZ_NAME, 1234 }, { FUZZ_NAME + ".ckpt", 56 } };
+    rec.members = { { FUZZ_NAME, 1234, 1 }, { FUZZ_NAME + ".ckpt", 56, 2 } };
     rec.retired = { FUZZ_NAME + ".lora", FUZZ_NAME + ".dft" };
     const auto record = server_page_record_text(rec);
     const auto body   = record.substr(0, record.rfind("checksum "));
