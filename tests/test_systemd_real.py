@@ -227,7 +227,7 @@ def test_a_users_own_service_does_the_same(machine: BootedRoot) -> None:
             assert (engine["pid"], engine["geometry"]["n_ctx"]) == (pid, 16384)
         with service.disk_that_hangs():
             service.systemctl("stop", "--no-block", SERVICE)
-            until(lambda: service.status()["state"] == "stopping")
+            until(lambda: service.shown("ActiveState") == "deactivating")
         service.crash()
         service.systemctl("stop", SERVICE)
         assert service.shown("Result") == "signal"
@@ -375,7 +375,7 @@ def test_a_stop_that_times_out_leaves_no_orphan(service: Service, recorded: bool
     else:
         with service.disk_that_hangs():
             assert service.systemctl("stop", "--no-block", SERVICE) == 0
-            until(lambda: service.status()["state"] == "stopping")
+            until(lambda: service.shown("ActiveState") == "deactivating")
             assert service.saved()["intent"] == "up"
     service.systemctl("stop", SERVICE)
     assert service.shown("Result") == "timeout"
