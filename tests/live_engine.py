@@ -130,8 +130,9 @@ class LiveEngine:
         assert lived in (None, 0), log
 
     def props(self) -> Json:
-        """Return /props."""
+        """Return /props without `compute_progress`, which tells of the moment only."""
         props: Json = self.tcp.get("/props").raise_for_status().json()
+        props.pop("compute_progress", None)
         return props
 
     def geometry(self) -> Json:

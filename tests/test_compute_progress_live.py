@@ -17,7 +17,7 @@ UBATCH = 32
 
 def progress(live: LiveEngine) -> dict[str, Any]:
     """Return what /props says of it."""
-    found: dict[str, Any] = live.props()["compute_progress"]
+    found: dict[str, Any] = live.tcp.get("/props").json()["compute_progress"]
     assert found.keys() == {"n_ubatches", "is_working"}
     return found
 
