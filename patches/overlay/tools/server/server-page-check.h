@@ -4,7 +4,8 @@
 //
 // A page's own file without any of ours beside it is plain: nothing vouches for it. A good FILE.ckpt vouches for FILE and the
 // others. FILE or FILE.ckpt damaged, or adapters that are not known, cost everything; another file costs its part. What another
-// program or another version wrote is no damage: it cannot be judged here.
+// program or another version wrote is no damage: it cannot be judged here. A FILE of another size than FILE.ckpt tells of is
+// taken for another program's, without FILE.ckpt: libllama refuses it if it was cut off.
 
 #include "server-page-codec.h"
 

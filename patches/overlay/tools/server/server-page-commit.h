@@ -43,8 +43,8 @@ struct server_page_commit {
 
     result load_record(server_page_record & rec, bool & found) const;
 
-    // whether a record of somebody who died can be completed: every member is in the stage still, with the contents that the
-    // record tells of, or in its place already
+    // whether a record of somebody who died can be completed: every member is in the stage still or in its place already, with
+    // the contents that the record tells of, and nothing stands in the way
     result check(const server_page_record & rec) const;
 
     // what has a record, each part of which may have been done before; ok with a message: done, but the record may come back

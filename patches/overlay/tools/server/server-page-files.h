@@ -25,9 +25,9 @@
 //   6. the stage is removed, and the staging directory where it is empty
 //
 // A failure before the record leaves the old generation and no stage. After it, whoever next reads or writes the name takes
-// up at step 4, each part of which may have been done already. Before he moves anything he reads what is in the stage: the
-// record has the checksum of each file, and what was damaged since it was written does not replace a good page. What is in
-// its place already is held to its size only.
+// up at step 4, each part of which may have been done already. Before he moves anything he reads what is in the stage and
+// what is in its place already: the record has the checksum of each file, and what was damaged since it was written, or is
+// another file, does not replace a good page.
 //
 // A record that cannot be read, or that lists what is not there, is reported and left as it is: nothing is guessed. It blocks
 // the name: publish() and read() refuse it until `llamactl pages fsck` has put it aside.
@@ -51,10 +51,13 @@
 //   publish         | disk full, half-way                  | the old generation                | a_disk_with_room_for_half_a_page_keeps_the_old_one
 //   publish         | RLIMIT_FSIZE                         | the old generation, no signal     | the_limit_for_the_size_of_a_file_is_no_space_and_no_signal
 //   publish         | a link, pipe or directory in the way | what stands there, an error       | what_is_no_file_in_the_place_of_one_is_an_error_and_stays
+//   publish         | another program's file comes         | that and the old one, an error    | what_a_guard_refuses_is_not_replaced
 //   recovery        | any verb                             | old or new, and it can be tried   | every_verb_fails_in_a_recovery
 //   recovery        | the process dies, or power is lost   | old or new                        | power_is_lost_while_a_dead_publication_is_read_or_recovered
 //   recovery        | the owner of a stage is alive        | the stage                         | a_stage_is_swept_when_its_owner_is_dead_and_only_then
 //   recovery        | a staged file was damaged            | the old generation, an error      | what_was_damaged_after_its_record_replaces_nothing
+//   recovery        | a staged file is gone                | the old generation, an error      | a_page_whose_staged_successor_is_gone_stays
+//   recovery        | another program's file in a place    | that, an error that names it      | another_programs_file_stops_a_recovery
 //   recovery        | foreign files in a stage             | these, an error that names one    | foreign_files_in_a_dead_stage_are_left_and_told
 //   reading         | any verb                             | everything, the reader has error  | every_verb_fails_in_reading
 //   reading         | power is lost afterwards             | what was read                     | a_generation_that_was_read_is_durable
@@ -64,8 +67,8 @@
 //   listing, fsck   | what is no staging directory         | everything, an error for the name | what_is_no_staging_directory_stops_nothing_but_its_name
 //   any             | a name that is a path                | everything, an error              | hostile_names_are_refused_everywhere
 //
-// The locks are advisory: other programs that write these names are not kept out. They are not fair either: readers that
-// never leave a gap hold up who commits.
+// The locks are advisory: other programs that write these names are not kept out, only asked about once more before a
+// commit. They are not fair either: readers that never leave a gap hold up who commits.
 //
 // Names that differ in nothing but letter case are one file on some file systems (Windows, macOS): there the second page
 // replaces the first one.
