@@ -36,7 +36,10 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("directory", type=Path)
     verb.add_argument("--hook", help="the hook that uncommitted edits of upstream files belong to")
     verbs.add_parser("verify", help="prove that source and patch set give the recorded tree")
-    verbs.add_parser("engine-path", help="print the patched llama-server, building it if needed")
+    verb = verbs.add_parser(
+        "engine-path", help="print the patched llama-server, building it if needed"
+    )
+    verb.add_argument("--cached", action="store_true", help="build nothing: print one, or nothing")
     verbs.add_parser("model-path", help="print the default model, fetching it if needed")
     return main
 
@@ -58,6 +61,9 @@ def run(args: argparse.Namespace, progress: TerminalProgress) -> list[str]:
             return [str(args.directory)]
         case "export":
             return export(args.directory, the_pin, patches, args.hook) or ["nothing changed"]
+        case "engine-path" if args.cached:
+            found = build.cached_engine()
+            return [] if found is None else [str(found)]
         case "engine-path":
             return [str(build.ensure_engine(progress=progress).path)]
         case "model-path":
@@ -76,7 +82,8 @@ def main() -> int:
     except BuilderError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    print("\n".join(lines))  # noqa: T201
+    if lines:
+        print("\n".join(lines))  # noqa: T201
     return 0
 
 

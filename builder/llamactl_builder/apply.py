@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from llamactl_builder import patchset, treehash, worktree
+from llamactl_builder import made_from, patchset, treehash, worktree
 from llamactl_builder.errors import PatchError
 from llamactl_builder.git import Repo
 
@@ -27,6 +27,7 @@ def apply(source: Path, pin: Pin, patch_set: PatchSet, directory: Path) -> None:
         shutil.copy2(source / path, directory / path)
     repo = Repo(directory)
     repo.run("init", "-q")
+    made_from.record(repo, patch_set)
     repo.run("add", "-f", "-A")
     _commit(repo, f"pristine: {pin.tag} {pin.commit}\n")
     changed: dict[str, bytes] = {}

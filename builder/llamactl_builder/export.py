@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_builder import patchset, pin, treehash, unified, worktree
+from llamactl_builder import made_from, patchset, pin, treehash, unified, worktree
 from llamactl_builder.errors import PatchError
 from llamactl_builder.git import Repo
 from llamactl_builder.patchset import Hook, PatchSet
@@ -22,14 +22,19 @@ if TYPE_CHECKING:
 
 
 def export(directory: Path, the_pin: Pin, patches: Path, hook: str | None = None) -> list[str]:
-    """Write the patch set of an applied tree to `patches`; answers what changed there."""
+    """Write the patch set of an applied tree to `patches`; answers what changed there.
+
+    Raises `patches_edited`, before anything is written, if that would lose an edit made there.
+    """
     tree = worktree.read(directory.resolve(), the_pin.inputs)
     _check_pristine(tree, the_pin)
     edited = bool(tree.edits)
     for path in sorted(tree.edits):
         _fold(tree, path, _owner(tree, path, hook))
     patch_set, head = _regenerate(tree)
+    made_from.check(tree.repo, patches, patch_set)
     changes = patchset.save(patch_set, patches)
+    made_from.record(tree.repo, patch_set)
     if pin.record(patches, "patched_sha256", _patched_sha256(tree, the_pin)):
         changes.append(f"wrote {pin.FILE_NAME}")
     if edited:

@@ -97,24 +97,24 @@ def files_of(patch_set: PatchSet) -> dict[str, bytes]:
     return files | {f"{OVERLAY}/{path}": data for path, data in patch_set.overlay.items()}
 
 
+def present(patches: Path) -> dict[str, bytes]:
+    """The files that a patch set consists of, as they are there, by path relative to `patches`."""
+    tops = ((patches / HOOKS).rglob("*"), (patches / OVERLAY).rglob("*"), [patches / SERIES])
+    found = sorted(path for top in tops for path in top if path.is_file())
+    return {path.relative_to(patches).as_posix(): path.read_bytes() for path in found}
+
+
 def save(patch_set: PatchSet, patches: Path) -> list[str]:
     """Make the directory hold exactly this patch set; answers what was written or removed."""
-    wanted = files_of(patch_set)
-    present = {
-        path.relative_to(patches).as_posix(): path
-        for top in (patches / HOOKS, patches / OVERLAY)
-        for path in top.rglob("*")
-        if path.is_file()
-    }
+    wanted, found = files_of(patch_set), present(patches)
     changes: list[str] = []
-    for name in sorted(present.keys() - wanted.keys()):
-        present[name].unlink()
+    for name in sorted(found.keys() - wanted.keys()):
+        (patches / name).unlink()
         changes.append(f"removed {name}")
     for name, data in sorted(wanted.items()):
-        path = patches / name
-        if not path.is_file() or path.read_bytes() != data:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        if found.get(name) != data:
+            (patches / name).parent.mkdir(parents=True, exist_ok=True)
+            (patches / name).write_bytes(data)
             changes.append(f"wrote {name}")
     return changes
 

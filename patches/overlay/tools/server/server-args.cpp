@@ -31,7 +31,7 @@ static const std::set<std::string> CONTEXT = {
 
 static const std::set<std::string> SERVER = {
     "--host", "--port", "--reuse-port", "--path", "--api-prefix", "--api-key", "--api-key-file", "--ssl-key-file", "--ssl-cert-file",
-    "--timeout", "--threads-http", "--alias", "--tags", "--instance-id", "--admin-private", "--ui", "--ui-config", "--ui-config-file",
+    "--timeout", "--threads-http", "--alias", "--tags", "--instance-id", "--admin-private", "--quiesced", "--ui", "--ui-config", "--ui-config-file",
     "--metrics", "--props", "--slots", "--slot-save-path", "--slot-prompt-similarity", "--sleep-idle-seconds",
     "--page-ram-bytes", "--ctx-checkpoints", "--ctx-checkpoints-bytes", "--cache-prompt", "--cache-reuse", "--cache-ram",
     "--cont-batching", "--context-shift", "--cache-idle-slots", "--media-path", "--warmup",

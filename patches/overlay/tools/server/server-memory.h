@@ -1,9 +1,12 @@
 #pragma once
 
-// How much host memory this process can still take.
+// How much host memory this process can still take, and what it is asked for beside buffers.
 
 #include <cstddef>
 #include <cstdint>
+
+// host memory that libllama keeps for each KV cell beside the KV itself; it is written when the cache is made
+constexpr int64_t SERVER_KV_CELL_BYTES = 64;
 
 // bytes: what the system has available, or what is left of the smallest control group limit on the path to this process
 // 0 where the system does not tell

@@ -273,6 +273,8 @@ std::string server_live_to_metrics(const server_live_info & live, const server_l
     item("kv_cells_used",              "gauge",   "Tokens that the slots hold",                                          gauges.n_cells_used);
     item("kv_cells_total",             "gauge",   "Cells of the context",                                                live.serving ? live.geometry.n_ctx : 0);
 
+    item("quiet",                      "gauge",   "Whether requests wait until POST /quiesce lets them start",           gauges.is_quiet);
+
     item("page_store_bytes",           "gauge",   "Bytes of host memory that pages take, parked states included",        gauges.n_bytes_pages);
     item("page_store_pages",           "gauge",   "Pages in host memory, parked states included",                        live.pages.size());
     item("page_out_total",             "counter", "Conversations that left their slot for a page",                       live.page_counters.n_out);

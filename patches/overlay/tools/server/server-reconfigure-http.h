@@ -31,6 +31,7 @@ struct server_live_gauges {
     int64_t n_cells_used        = 0;
     int64_t n_bytes_pages       = 0;
     int64_t n_bytes_checkpoints = 0;
+    bool    is_quiet            = false;
 };
 
 std::string server_live_to_metrics(const server_live_info & live, const server_live_gauges & gauges);

@@ -48,6 +48,7 @@ struct server_reconfigure_live final : server_reconfigure_engine {
     int           n_requests_parked() const;                        // that have not ended
     bool          keeps_awake() const;                              // a parked request waits, or nothing serves
     bool          cancel_parked(int id_task);                       // its client is gone; false: none is of that task
+    int           end_parked(const std::string & error);            // all requests; their states are pages like others then
     server_slot * find_parked(const std::string & cmpl_id) const;   // of a running completion
     json          parked_slots() const;                             // for /slots
     void          forget_parked(const std::string & name);          // its page is used or dropped
