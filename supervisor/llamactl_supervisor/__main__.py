@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llamactl_supervisor.config import load, mistyped, mistyped_message
-from llamactl_supervisor.errors import ExitCode, LlamactlError
+from llamactl_supervisor.config import (
+    left_out_message,
+    load,
+    load_paths,
+    load_settings,
+    mistyped,
+    mistyped_message,
+)
+from llamactl_supervisor.errors import ExitCode, LlamactlError, error
+from llamactl_supervisor.fields import OWNED_ENV, unheard_message
 from llamactl_supervisor.models import Problem
 
 if TYPE_CHECKING:
@@ -41,6 +51,8 @@ class _Json(logging.Formatter):
         if isinstance(exc := record.__dict__.get("refused"), LlamactlError):
             problem = {"code": exc.code, "message": exc.message, "hint": exc.hint}
             fields["error"] = problem | {"details": exc.details}
+        if (trouble := record.__dict__.get("trouble")) is not None:
+            fields["error"] = trouble
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields)
@@ -66,7 +78,8 @@ def main() -> int:
             "%s: %s%s", exc.code, exc.message, hint, extra={"refused": exc}
         )
         if arguments.problem_fd is not None:
-            os.write(arguments.problem_fd, Problem.of(exc).model_dump_json().encode())
+            with contextlib.suppress(BrokenPipeError):  # who would read it has gone
+                os.write(arguments.problem_fd, Problem.of(exc).model_dump_json().encode())
         return exc.exit_code
 
 
@@ -78,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--log-format", choices=("text", "json"), default="text")
     commands = parser.add_subparsers(required=True)
     published = commands.add_parser("describe", help="print what is published about the daemon")
-    published.add_argument("what", choices=("openapi", "metrics"))
+    published.add_argument("what", choices=("openapi", "api", "metrics"))
     published.set_defaults(work=_describe, log_format="text")
     serve = commands.add_parser("serve", parents=[common], help="run the daemon")
     serve.add_argument(
@@ -87,13 +100,17 @@ def _parser() -> argparse.ArgumentParser:
         help="wait for a request instead of loading the configured engine or the last one",
     )
     serve.add_argument(
+        "--watch", action="store_true", help="follow the configuration file as it changes"
+    )
+    serve.add_argument(
         "--problem-fd",
         type=int,
         metavar="FD",
         help="write to this descriptor, as JSON, why the daemon could not go on",
     )
     serve.set_defaults(work=_serve)
-    reap = commands.add_parser("reap", parents=[common], help="clear away what a dead daemon left")
+    told = "clear away what a dead daemon left; with a log in JSON, its result on stdout as well"
+    reap = commands.add_parser("reap", parents=[common], help=told)
     reap.add_argument("--unit", metavar="NAME", help="the systemd unit that is being stopped")
     reap.add_argument("--user", action="store_true", help="of the user's own systemd")
     reap.set_defaults(work=_reap)
@@ -108,16 +125,16 @@ def _describe(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _serve(arguments: argparse.Namespace) -> ExitCode:
-    from llamactl_supervisor import daemon_log
     from llamactl_supervisor.daemon import Daemon
 
     loaded = load(file=arguments.config)
-    loaded.paths.create()
-    settings = loaded.config.daemon
-    daemon_log.rotate(loaded.paths.daemon_log, settings.log_bytes_max, settings.log_files_max)
     for name, nearest in mistyped(loaded.env).items():
         logging.getLogger("llamactl").warning("environment: %s", mistyped_message(name, nearest))
-    daemon = Daemon(loaded, _version())
+    if loaded.left_out:
+        logging.getLogger("llamactl").warning("%s", left_out_message(loaded))
+    for name in sorted(OWNED_ENV & loaded.env.keys()):
+        logging.getLogger("llamactl").warning("environment: %s", unheard_message(name))
+    daemon = Daemon(loaded, _version(), watch=arguments.watch)
     return asyncio.run(daemon.run(resume=not arguments.no_resume))
 
 
@@ -126,8 +143,17 @@ def _reap(arguments: argparse.Namespace) -> ExitCode:
 
     unit: str | None = arguments.unit
     stopping = unit is not None and stop_is_asked(unit, arguments.user, os.environ)
-    loaded = load(file=arguments.config)
-    asyncio.run(reap(loaded.paths, loaded.config.daemon, stopping))
+
+    def broken(exc: LlamactlError) -> None:
+        logging.getLogger("llamactl").error("%s: left out: %s", exc.code, exc.message)
+
+    paths = load_paths(file=arguments.config, broken=broken)
+    reaped = reap(paths, load_settings(file=arguments.config, broken=broken), stopping)
+    if arguments.log_format == "json":
+        try:
+            os.write(sys.stdout.fileno(), json.dumps(asdict(reaped)).encode() + b"\n")
+        except OSError as exc:
+            raise error("os_error", f"stdout: {exc.strerror}: the result is {reaped}") from exc
     return ExitCode.OK
 
 

@@ -42,7 +42,7 @@ def inherited(env: MutableMapping[str, str], path: Path) -> socket.socket | None
         if _listens_at(handed, path):
             handed.setblocking(False)
             return handed
-        what = f"{handed.getsockname()!r} ({handed.family.name})"
+        what = f"{_name(handed)} ({handed.family.name})"
         handed.close()
     raise error(
         Code.INVALID_REQUEST,
@@ -50,6 +50,13 @@ def inherited(env: MutableMapping[str, str], path: Path) -> socket.socket | None
         hint="ListenStream= of the .socket unit and LLAMACTL_RUNTIME_DIR of the .service name "
         "the same directory",
     )
+
+
+def _name(handed: socket.socket) -> str:
+    name = handed.getsockname()
+    if handed.family is socket.AF_UNIX:
+        return os.fsdecode(name).replace("\0", "@") or "a socket without a name"
+    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else str(name)
 
 
 def _listens_at(handed: socket.socket, path: Path) -> bool:

@@ -10,6 +10,7 @@ from llamactl_supervisor.models import EngineState
 from llamactl_supervisor.notify import USEC_PER_S
 
 if TYPE_CHECKING:
+    from llamactl_supervisor.models import Problem
     from llamactl_supervisor.notify import Notifier
     from llamactl_supervisor.snapshot import Snapshot
 
@@ -33,8 +34,8 @@ class Announcer:
         self._ready = self._stopping = self._extends = False
         self._status = ""
 
-    def follow(self, snapshot: Snapshot) -> None:
-        """Say what is new in `snapshot`."""
+    def follow(self, snapshot: Snapshot, unreachable: Problem | None = None) -> None:
+        """Say what is new in `snapshot`, and why no client comes through, if none does."""
         lines: list[str] = []
         given_up = snapshot.state is EngineState.FAILED and snapshot.settings.on_failed == "exit"
         ready = self._ready or not (given_up or snapshot.state in ON_THE_WAY)
@@ -44,6 +45,8 @@ class Announcer:
         elif ready and not self._ready and not stopping:
             lines.append("READY=1")
         status = status_text(snapshot)
+        if unreachable is not None:
+            status = f"{unreachable.message}; {status}"[:STATUS_CHARS_MAX]
         if status != self._status:
             lines.append(f"STATUS={status}")
         # Bounded by the daemon's own patience: what has no deadline is not waited for either. A
@@ -93,6 +96,8 @@ class Announcer:
 def status_text(snapshot: Snapshot) -> str:
     """Return one line: the state, then the geometry and the pid, or what went wrong."""
     facts: list[str] = []
+    if snapshot.carry is not None:
+        facts.append(snapshot.carry.progress)
     if snapshot.problem is not None:
         facts.append(snapshot.problem.message)
     if (geometry := snapshot.facts.geometry) is not None:

@@ -61,7 +61,7 @@ class ApiSettings(BaseModel):
     listen: ListenAddress | None = None
     """The whole API, with a bearer token, in clear: there is no TLS."""
     token_file: AbsolutePath | None = None
-    """Holds the token for everything; a file that others can read is refused."""
+    """Holds the token for everything; one that others can read lets nobody in."""
     read_token_file: AbsolutePath | None = None
     """Holds a second token, which may look but change nothing."""
     allow_insecure_remote: bool = False

@@ -7,9 +7,10 @@ a further section is one more line there.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,11 @@ from pydantic import BaseModel, ConfigDict
 
 from llamactl_supervisor.api_settings import ApiSettings
 from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.fields import OWNED_ENV as OWNED_ENV
 from llamactl_supervisor.fields import AbsolutePath  # noqa: TC001 - pydantic needs it
-from llamactl_supervisor.models import EngineConfig
-from llamactl_supervisor.paths import APP, ENV_PREFIX, default_directories
+from llamactl_supervisor.fields import unheard_message as unheard_message
+from llamactl_supervisor.models import EngineConfig, ReconfigureRequest, Takes
+from llamactl_supervisor.paths import APP, ENV_PREFIX, default_directories, of_instance
 from llamactl_supervisor.paths import Paths as Paths
 from llamactl_supervisor.resolve import File, Value, resolve
 from llamactl_supervisor.resolve import Flag as Flag
@@ -39,10 +42,18 @@ EXPORTED_ENV = tuple(
     for name in ("CONTROL_SOCKET", "ENGINE_LOG", "DAEMON_LOG", "ENGINE_SOCKET", "ENGINE_URL")
 )
 """What `llamactl env` prints beside the directories; it sets nothing."""
-OTHER_ENV = (f"{ENV_PREFIX}PATCHES_DIR", f"{ENV_PREFIX}FUZZ_S")
-"""What the builder and the tests read."""
+OTHER_ENV = tuple(ENV_PREFIX + name for name in ("INSTANCE", "PATCHES_DIR", "FUZZ_S"))
+"""What the command, the builder and the tests read."""
+ONE_DAEMONS = ("api",)
+"""Sections with what two daemons cannot both have; an instance has them by its environment."""
 FILE_BYTES_MAX = 2**20
 """A file that is larger is no configuration."""
+STDIN = "-"
+"""The file that is stdin, where a file is asked for once."""
+LIVE_FIELDS = frozenset(ReconfigureRequest.model_fields) - {"dry_run"}
+"""Fields of [engine] that change on the loaded weights; the rest needs another process."""
+AT_DAEMON_START = frozenset({"close_s"})
+"""Fields of [daemon] that are read once."""
 
 
 class Directories(BaseModel):
@@ -69,18 +80,31 @@ class Config(BaseModel):
     paths: Directories = Directories()
 
 
+class _EngineAlone(BaseModel):
+    engine: EngineConfig = EngineConfig()
+
+
 class _PathsAlone(BaseModel):
     paths: Directories = Directories()
 
 
+class _DaemonAlone(BaseModel):
+    daemon: Settings = Settings()
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration, its values by key with their sources, and what it was made of."""
+    """A configuration, its values by key with their sources, and what it was made of.
+
+    `digest` is the SHA-256 of the file. `left_out`: sections of it that are not for an instance.
+    """
 
     config: Config
     values: Mapping[str, Value]
     file: Path | None
     env: Mapping[str, str]
+    digest: str | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def paths(self) -> Paths:
@@ -107,21 +131,53 @@ def load(
     """
     env = dict(os.environ if env is None else env)
     path = find(env, file)
+    found = None if path is None else read(path)
+    left_out: tuple[str, ...] = ()
+    if found is not None and of_instance(env):
+        left_out = tuple(name for name in ONE_DAEMONS if found.tables.get(name))
+        kept = {name: table for name, table in found.tables.items() if name not in left_out}
+        found = replace(found, tables=kept)
     config, values = resolve(
         Config,
-        file=None if path is None else read(path),
+        file=found,
         env=env,
         flags=flags or {},
         defaults={
             f"paths.{name}_dir": str(path) for name, path in default_directories(env).items()
         },
     )
-    return Loaded(config, values, path, env)
+    return Loaded(config, values, path, env, None if found is None else found.digest, left_out)
+
+
+def left_out_message(loaded: Loaded) -> str:
+    """Return what to tell of the sections that are `left_out`."""
+    return (
+        f"[{'], ['.join(loaded.left_out)}] of {loaded.file} is for the daemon without an instance: "
+        f"an address has one daemon; {ENV_PREFIX}API_* give this one its own"
+    )
+
+
+def load_engine(path: Path) -> tuple[EngineConfig, tuple[str, ...]]:
+    """Return the [engine] of a file, and which other sections it has.
+
+    What [engine] leaves out is not set. `-` is stdin, and a pipe is a file as well: relative paths
+    in them are those of the working directory. Raises what `load` raises of a file, and
+    `config_invalid` where nothing is in [engine].
+    """
+    found = read(path, piped=True)
+    others = tuple(name for name in found.tables if name in Config.model_fields.keys() - {"engine"})
+    tables = {name: table for name, table in found.tables.items() if name not in others}
+    env, alone = {"HOME": str(Path.home())}, File(found.path, tables)
+    resolved, _ = resolve(_EngineAlone, file=alone, env=env, flags={}, defaults={})
+    if not tables.get("engine"):
+        raise _invalid(path, "nothing is in its [engine]; all of it would be default")
+    return resolved.engine, others
 
 
 def load_paths(
     env: Mapping[str, str] | None = None,
     *,
+    file: Path | None = None,
     broken: Callable[[LlamactlError], object] | None = None,
 ) -> Paths:
     """Return the directories alone: whoever looks for a daemon needs nothing else to be right.
@@ -131,7 +187,7 @@ def load_paths(
     """
     env = dict(os.environ if env is None else env)
     wanted = [key for key in keys(Config) if key.section == "paths"]
-    path = None if all(env.get(key.env) for key in wanted) else find(env)
+    path = None if all(env.get(key.env) for key in wanted) else find(env, file)
     if path is None:
         return Paths.from_env(env)
     try:
@@ -148,6 +204,24 @@ def load_paths(
     )
 
 
+def load_settings(
+    *, file: Path | None = None, broken: Callable[[LlamactlError], object]
+) -> Settings:
+    """Return [daemon] alone, for whoever cleans up: nothing that is broken keeps them from it.
+
+    `broken` is told of it. Without the file the environment holds, without that the defaults do.
+    """
+    env = dict(os.environ)
+    for path in dict.fromkeys((find(env, file), None)):
+        try:
+            tables = {} if path is None else {"daemon": read(path).tables.get("daemon", {})}
+            left = None if path is None else File(path, tables)
+            return resolve(_DaemonAlone, file=left, env=env, flags={}, defaults={})[0].daemon
+        except LlamactlError as exc:
+            broken(exc)
+    return Settings()
+
+
 def mistyped(env: Mapping[str, str]) -> dict[str, str | None]:
     """Return each variable that has our prefix and sets nothing, with the nearest name that does.
 
@@ -156,18 +230,28 @@ def mistyped(env: Mapping[str, str]) -> dict[str, str | None]:
     import difflib
 
     ours = [*(key.env for key in keys(Config)), FILE_ENV]
+    tails = [name.removeprefix(ENV_PREFIX) for name in ours]  # the prefix is like everything
     known = {*ours, *EXPORTED_ENV, *OTHER_ENV}
     named = sorted(name for name in env if name.startswith(ENV_PREFIX) and env[name])
-    return {
-        name: next(iter(difflib.get_close_matches(name, ours, 1)), None)
-        for name in named
-        if name not in known
-    }
+
+    def nearest(name: str) -> str | None:
+        found = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), tails, 1)
+        return ENV_PREFIX + found[0] if found else None
+
+    return {name: nearest(name) for name in named if name not in known}
 
 
 def mistyped_message(name: str, nearest: str | None) -> str:
     """Return what to tell of one of `mistyped`."""
     return f"{name} sets nothing" + ("" if nearest is None else f": did you mean {nearest}?")
+
+
+def takes(section: str, field: str) -> Takes:
+    """Return what a changed value of this key needs to come into force, after a reload."""
+    if section == "engine":
+        return Takes.RELOAD if field in LIVE_FIELDS else Takes.ENGINE_RESTART
+    early = section == "daemon" and field not in AT_DAEMON_START
+    return Takes.RELOAD if early else Takes.DAEMON_RESTART
 
 
 def daemon_env(paths: Paths) -> dict[str, str]:
@@ -193,12 +277,18 @@ def find(env: Mapping[str, str], file: Path | None = None) -> Path | None:
     return next((path for path in (user / FILE_NAME, SYSTEM_FILE) if _is_there(path)), None)
 
 
-def read(path: Path) -> File:
-    """Return the file's TOML; raises `config_insecure`, `config_invalid`."""
+def read(path: Path, *, piped: bool = False) -> File:
+    """Return the file's TOML; raises `config_insecure`, `config_invalid`.
+
+    `piped`: it may be a pipe, or stdin as `-`.
+    """
     import tomllib  # here: most calls find no file
 
     try:
-        return File(path, tomllib.loads(_bytes(path).decode()))
+        data, is_pipe = _bytes(path, piped=piped)
+        path = Path.cwd() / path.name if is_pipe else path.absolute()
+        tables = tomllib.loads(data.decode())
+        return File(path, tables, hashlib.sha256(data).hexdigest())
     except OSError as exc:
         raise _invalid(path, f"cannot be read: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
@@ -209,19 +299,27 @@ def read(path: Path) -> File:
         raise _invalid(path, f"is no TOML: {exc}") from None
 
 
-def _bytes(path: Path) -> bytes:
-    """Read the file after it is proven that nobody else could have written it."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def _bytes(path: Path, *, piped: bool) -> tuple[bytes, bool]:
+    """Read the file after it is proven that nobody else could have written it; is it a pipe?"""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.dup(0) if piped and str(path) == STDIN else os.open(path, flags)
     with os.fdopen(fd, "rb") as opened:
         found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
+        is_pipe = piped and not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
+        if not (is_pipe or stat.S_ISREG(found.st_mode)) or found.st_size > FILE_BYTES_MAX:
             raise _invalid(path, f"is no file of at most {FILE_BYTES_MAX} bytes")
+        if is_pipe:
+            os.set_blocking(fd, True)
+            data = opened.read(FILE_BYTES_MAX + 1)
+            if len(data) > FILE_BYTES_MAX:
+                raise _invalid(path, f"is more than {FILE_BYTES_MAX} bytes")
+            return data, True
         if found.st_uid not in {0, os.geteuid()}:
             why, hint = f"belongs to uid {found.st_uid}", f"chown {os.geteuid()} {path}"
         elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             why, hint = "can be written by others", f"chmod go-w {path}"
         else:
-            return opened.read()
+            return opened.read(), str(path) == STDIN
     message = f"file {path}: {why}; it names programs that are run"
     raise error(Code.CONFIG_INSECURE, message, hint=hint, details={"file": str(path)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, cast
 
+from llamactl_supervisor import describe_api
 from llamactl_supervisor.control import create_app
 from llamactl_supervisor.engine_metrics import ENGINE_METRICS, PREFIX, WITH_DRAFT
 from llamactl_supervisor.metrics import Metrics
@@ -26,7 +27,7 @@ engine's own, which is asked only when the daemon is, and are missing where
 everything but the two sums "over all daemons" begins anew with the daemon. No label holds what a
 user typed.
 
-Generated: `python -m llamactl_supervisor describe metrics`.
+Generated: `make docs`.
 
 | metric | type | |
 |---|---|---|
@@ -37,6 +38,11 @@ def openapi() -> str:
     """Return the description of the control API as JSON."""
     nobody = cast("Supervisor", None)  # no handler runs
     return json.dumps(create_app(nobody, API_VERSION).openapi(), indent=2) + "\n"
+
+
+def api() -> str:
+    """Return the same as a document in Markdown."""
+    return describe_api.document(json.loads(openapi()))
 
 
 def metrics() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from llamactl_supervisor.errors import Code, LlamactlError, error
 from llamactl_supervisor.events import EngineFacts
+from llamactl_supervisor.hold import Hold
 from llamactl_supervisor.models import (
     ENGINE_READ_S,
     EngineLook,
@@ -21,6 +24,7 @@ from llamactl_supervisor.models import (
     PageReceipt,
     Pages,
     Problem,
+    Quiet,
     Receipt,
     Slots,
     SlotState,
@@ -39,6 +43,10 @@ LOOK_S = 0.5
 """How long a look waits for the slots: the engine says them between two batches."""
 ANSWER_BYTES_MAX = 8 * 2**20
 """More than this is not an answer of llama-server."""
+NOBODY_LISTENS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED})
+"""Why there is no connection to a path that is gone or that no socket is bound to."""
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""Why this process cannot ask: no word about the engine."""
 
 
 class _Document(BaseModel):
@@ -56,6 +64,8 @@ class _Props(_Document):
     n_weight_loads: int | None = None
     last_reconfigure: Receipt | None = None
     is_sleeping: bool = False
+    is_quiet: bool | None = None
+    endpoint_slots: bool = True
     compute_progress: _ComputeProgress | None = None
 
 
@@ -92,13 +102,13 @@ class EngineClient:
 
     def __init__(self, process: EngineProcess, path: Path, api_key: str | None) -> None:
         self.process = process
-        self._path = path
+        self._path, self._hold = path, Hold(path)
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(
             # As many connections as there are calls: one that waits for its slot, or for the
             # engine's turn, keeps no other from being sent.
             transport=httpx.AsyncHTTPTransport(
-                uds=str(path), limits=httpx.Limits(max_connections=None)
+                uds=self._hold.path, limits=httpx.Limits(max_connections=None)
             ),
             base_url="http://engine",
             headers=headers,
@@ -107,15 +117,21 @@ class EngineClient:
         )
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections; a second time there are none."""
+        if not self._http.is_closed:
+            await self._http.aclose()
+            self._hold.close()
+
+    def has_name(self) -> bool:
+        """Say whether the socket is still where others look for it."""
+        return self._hold.look()
 
     async def facts(self) -> EngineFacts | None:
         """Return what the engine says about itself, or None while it is not healthy.
 
-        Not healthy: nothing listens, it loads, or it does not answer in time. Raises
-        `engine_unproven` when somebody else answers, `engine_answer_broken` when the answer is
-        none of llama-server's.
+        Not healthy: it loads, or it does not answer in time. Raises `engine_socket_gone` where
+        nobody listens (yet), `engine_unproven` when somebody else answers, `engine_answer_broken`
+        when the answer is none of llama-server's, `out_of_resources` when it cannot be asked.
         """
         try:
             status, _ = await self._ask("GET", "/health", timeout_s=ANSWER_S)
@@ -138,6 +154,7 @@ class EngineClient:
                 is_working=None if work is None else work.is_working,
                 is_sleeping=props.is_sleeping,
             ),
+            is_quiet=props.is_quiet,
         )
 
     async def _props(self) -> _Props:
@@ -162,6 +179,27 @@ class EngineClient:
             return self._read(Receipt.model_validate_json, "/reconfigure", status, body)
         raise self._declined(Code.RECONFIGURE_REFUSED, "/reconfigure", status, body)
 
+    async def quiesce(self, *, is_quiet: bool, cut: bool = False, timeout_s: float) -> Quiet | None:
+        """Have requests wait, or go on again; `cut` ends those in progress, state kept.
+
+        None: an engine that does not know this. Raises `engine_unreachable` without an answer
+        within `timeout_s`: it comes between two batches.
+        """
+        path, wanted = "/quiesce", {"is_quiet": is_quiet} | ({"cut": True} if cut else {})
+        status, body = await self._ask("POST", path, timeout_s=timeout_s, json=wanted)
+        if status == httpx.codes.NOT_FOUND:
+            return None
+        if status == httpx.codes.OK:
+            return self._read(Quiet.model_validate_json, path, status, body)
+        raise self._declined(Code.NOT_SUPPORTED, path, status, body)
+
+    async def erase(self, slot: int, *, timeout_s: float) -> None:
+        """Forget what the slot holds. Raises the engine's own reason when it declines."""
+        path, query = f"/slots/{slot}", {"action": "erase"}
+        status, body = await self._ask("POST", path, timeout_s=timeout_s, query=query)
+        if status != httpx.codes.OK:
+            raise self._declined(Code.PAGE_REFUSED, path, status, body)
+
     async def page(self, command: ev.Page) -> PageReceipt:
         """Take a page out of a slot, into one, or drop it; waits as long as the slot is busy.
 
@@ -182,11 +220,19 @@ class EngineClient:
     async def pages(self) -> Pages:
         """Return the pages. Wakes nothing."""
         status, body = await self._ask_in_time("/pages")
+        if status != httpx.codes.OK:
+            raise self._declined(Code.NOT_SUPPORTED, "/pages", status, body)
         return Pages(pages=self._read(_PAGES.validate_json, "/pages", status, body))
 
     async def slots(self) -> Slots:
-        """Return the slots and the parked ones. Wakes a sleeping engine."""
+        """Return the slots and the parked ones. Wakes a sleeping engine, if it will say them."""
+        props = await self._props()
+        if not props.endpoint_slots:
+            message = "this engine does not say its slots: it was started with --no-slots"
+            raise error(Code.NOT_SUPPORTED, message)
         status, body = await self._ask_in_time("/slots")
+        if status != httpx.codes.OK:
+            raise self._declined(Code.NOT_SUPPORTED, "/slots", status, body)
         return Slots(slots=self._read(_SLOTS.validate_json, "/slots", status, body))
 
     async def look(self) -> EngineLook:
@@ -238,7 +284,15 @@ class EngineClient:
         json: object = None,
         query: dict[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """Return status and body. Raises `engine_unreachable` without an answer in time."""
+        """Return status and body.
+
+        Raises `engine_unreachable` without an answer in time, `engine_socket_gone` where nobody
+        listens, and `out_of_resources` when the reason is this process's own.
+        """
+        if self._http.is_closed:
+            pid = self.process.engine.pid
+            raise error(Code.ENGINE_UNREACHABLE, f"the engine is gone (pid {pid})")
+        self._hold.look()
         body = bytearray()
         try:
             timeout = httpx.Timeout(ANSWER_S, read=timeout_s)
@@ -254,11 +308,28 @@ class EngineClient:
             raise error(
                 Code.ENGINE_ANSWER_BROKEN, f"{method} {path}: no HTTP from the engine: {exc}"
             ) from exc
-        except httpx.TransportError as exc:
-            what = str(exc) or type(exc).__name__
-            raise error(
-                Code.ENGINE_UNREACHABLE, f"{method} {path}: no answer from the engine: {what}"
-            ) from exc
+        except (httpx.TransportError, OSError) as exc:
+            raise self._unanswered(f"{method} {path}", exc) from exc
+
+    def _unanswered(self, question: str, exc: BaseException) -> LlamactlError:
+        """Return why there is no answer: only a connection that was made says more of the engine.
+
+        A queue of connections that is full is the engine's doing as well: nobody takes them.
+        """
+        number, what = _errno(exc), str(exc) or type(exc).__name__
+        if number in OUT_OF_RESOURCES:
+            return error(
+                Code.OUT_OF_RESOURCES,
+                f"{question}: the daemon cannot ask the engine: {os.strerror(number)}",
+                hint="raise the limit of open files (LimitNOFILE=) or free memory",
+            )
+        if isinstance(exc, httpx.ConnectError) and number in NOBODY_LISTENS:
+            return error(
+                Code.ENGINE_SOCKET_GONE,
+                f"nobody listens on the engine's private socket {self._path}: "
+                f"{os.strerror(number if self.has_name() else errno.ENOENT)}",
+            )
+        return error(Code.ENGINE_UNREACHABLE, f"{question}: no answer from the engine: {what}")
 
     def _prove(self, answer: httpx.Response) -> None:
         stream = answer.extensions["network_stream"]
@@ -305,6 +376,15 @@ class EngineClient:
             f"{path}: HTTP {status} from the engine with a body that makes no sense: {start!r}",
             details={"status": status, "body_start": start},
         )
+
+
+def _errno(exc: BaseException | None) -> int:
+    """Return the number of the system's error that `exc` comes of; 0: of none."""
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno is not None:
+            return exc.errno
+        exc = exc.__cause__ or exc.__context__
+    return 0
 
 
 def _late(path: str, within_s: float) -> LlamactlError:

@@ -89,6 +89,7 @@ ENGINE_METRICS = (
     ),
     Described("kv_cells_used", "gauge", "Tokens that the slots hold"),
     Described("kv_cells_total", "gauge", "Cells of the context"),
+    Described("quiet", "gauge", "Whether requests wait until POST /quiesce lets them start"),
     Described(
         "page_store_bytes",
         "gauge",

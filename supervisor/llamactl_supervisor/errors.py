@@ -39,12 +39,17 @@ class Code(StrEnum):
 
     INVALID_REQUEST = "invalid_request"
     BODY_TOO_LARGE = "body_too_large"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     CONFIG_INVALID = "config_invalid"
     CONFIG_INSECURE = "config_insecure"
+    MODEL_ELSEWHERE = "model_elsewhere"
     OWNED_ARGUMENT = "owned_argument"
     PATH_TOO_LONG = "path_too_long"
 
     ENGINE_STOPPED = "engine_stopped"
+    ENGINE_UNKNOWN = "engine_unknown"
+    ENGINE_UNPATCHED = "engine_unpatched"
     NO_SPEC = "no_spec"
 
     DAEMON_UNREACHABLE = "daemon_unreachable"
@@ -54,13 +59,19 @@ class Code(StrEnum):
     HOST_REFUSED = "host_refused"
     UNAUTHORIZED = "unauthorized"
 
+    ADDRESS_DIFFERS = "address_differs"
+    APPLY_REFUSED = "apply_refused"
+    APPLY_FAILED = "apply_failed"
     CONFLICT = "conflict"
+    CARRY_FAILED = "carry_failed"
+    OWNED = "owned"
     CONFIG_REFUSED = "config_refused"
     DAEMON_RUNNING = "daemon_running"
     ENGINE_UNPROVEN = "engine_unproven"
     INSECURE_DIRECTORY = "insecure_directory"
     OPERATION_IN_PROGRESS = "operation_in_progress"
     PORT_IN_USE = "port_in_use"
+    REQUEST_EXPIRED = "request_expired"
     RESTART_REFUSED = "restart_refused"
     SHUTTING_DOWN = "shutting_down"
     SUPERSEDED = "superseded"
@@ -98,20 +109,33 @@ class Code(StrEnum):
     # What this engine, started like this, does not do.
     NOT_SUPPORTED = "not_supported"
 
+    REQUEST_TIMED_OUT = "request_timed_out"
     TIMED_OUT = "timed_out"
     START_STALLED = "start_stalled"
 
+    CONTROL_SOCKET_GONE = "control_socket_gone"
     DAEMON_START_FAILED = "daemon_start_failed"
     ENGINE_ANSWER_BROKEN = "engine_answer_broken"
     ENGINE_EXITED = "engine_exited"
+    ENGINE_SOCKET_GONE = "engine_socket_gone"
     ENGINE_SPAWN_FAILED = "engine_spawn_failed"
     ENGINE_UNREACHABLE = "engine_unreachable"
     ENGINE_WEDGED = "engine_wedged"
+    FILE_UNREADABLE = "file_unreadable"
+    HOLDER_LOST = "holder_lost"
+    HOLDER_STOPPED = "holder_stopped"
     INTERNAL = "internal"
     NOT_FOUND = "not_found"
     OTHER_VERSION = "other_version"
+    OUT_OF_RESOURCES = "out_of_resources"
     STATE_UNREADABLE = "state_unreadable"
     STATE_UNWRITABLE = "state_unwritable"
+
+
+UNANSWERED = frozenset(
+    {Code.ENGINE_UNREACHABLE, Code.ENGINE_ANSWER_BROKEN, Code.ENGINE_SOCKET_GONE}
+)
+"""What an engine that ends looks like to whoever was asking it something: its end says why."""
 
 
 class LlamactlError(Exception):
@@ -181,23 +205,33 @@ class FailedError(LlamactlError):
 _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.INVALID_REQUEST: InvalidRequestError,
     Code.BODY_TOO_LARGE: InvalidRequestError,
+    Code.METHOD_NOT_ALLOWED: InvalidRequestError,
+    Code.UNSUPPORTED_MEDIA_TYPE: InvalidRequestError,
     Code.CONFIG_INVALID: InvalidRequestError,
     Code.CONFIG_INSECURE: InvalidRequestError,
+    Code.MODEL_ELSEWHERE: InvalidRequestError,
     Code.OWNED_ARGUMENT: InvalidRequestError,
     Code.PATH_TOO_LONG: InvalidRequestError,
     Code.ENGINE_STOPPED: NotRunningError,
+    Code.ENGINE_UNKNOWN: NotRunningError,
+    Code.ENGINE_UNPATCHED: RefusedError,
     Code.NO_SPEC: NotRunningError,
     Code.DAEMON_UNREACHABLE: DaemonUnreachableError,
     Code.FORBIDDEN: RefusedError,
     Code.HOST_REFUSED: RefusedError,
     Code.UNAUTHORIZED: RefusedError,
+    Code.ADDRESS_DIFFERS: RefusedError,
+    Code.APPLY_REFUSED: RefusedError,
     Code.CONFLICT: RefusedError,
+    Code.CARRY_FAILED: RefusedError,
+    Code.OWNED: RefusedError,
     Code.CONFIG_REFUSED: RefusedError,
     Code.DAEMON_RUNNING: RefusedError,
     Code.ENGINE_UNPROVEN: RefusedError,
     Code.INSECURE_DIRECTORY: RefusedError,
     Code.OPERATION_IN_PROGRESS: RefusedError,
     Code.PORT_IN_USE: RefusedError,
+    Code.REQUEST_EXPIRED: RefusedError,
     Code.RESTART_REFUSED: RefusedError,
     Code.SHUTTING_DOWN: RefusedError,
     Code.SUPERSEDED: RefusedError,
@@ -227,19 +261,27 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.PAGE_FAILED: RefusedError,
     Code.PAGE_REFUSED: RefusedError,
     Code.NOT_SUPPORTED: RefusedError,
+    Code.REQUEST_TIMED_OUT: TimedOutError,
     Code.TIMED_OUT: TimedOutError,
     Code.START_STALLED: TimedOutError,
+    Code.APPLY_FAILED: FailedError,
+    Code.CONTROL_SOCKET_GONE: FailedError,
     Code.DAEMON_START_FAILED: FailedError,
     Code.ENGINE_ANSWER_BROKEN: FailedError,
     Code.ENGINE_EXITED: FailedError,
+    Code.ENGINE_SOCKET_GONE: FailedError,
     Code.ENGINE_SPAWN_FAILED: FailedError,
     Code.ENGINE_UNREACHABLE: FailedError,
     Code.ENGINE_WEDGED: FailedError,
     # Not refused: the new files may be in place, or come in place when the name is next read.
     Code.FILES_FAILED: FailedError,
+    Code.FILE_UNREADABLE: FailedError,
+    Code.HOLDER_LOST: FailedError,
+    Code.HOLDER_STOPPED: FailedError,
     Code.INTERNAL: FailedError,
     Code.NOT_FOUND: FailedError,
     Code.OTHER_VERSION: FailedError,
+    Code.OUT_OF_RESOURCES: FailedError,
     Code.STATE_UNREADABLE: FailedError,
     Code.STATE_UNWRITABLE: FailedError,
 }
@@ -247,6 +289,9 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
 # Where the HTTP status is finer than the class: the engine's own statuses, and a plain 404.
 _STATUSES: dict[Code, int] = {
     Code.BODY_TOO_LARGE: 413,
+    Code.METHOD_NOT_ALLOWED: 405,
+    Code.UNSUPPORTED_MEDIA_TYPE: 415,
+    Code.REQUEST_TIMED_OUT: 408,
     Code.FORBIDDEN: 403,
     Code.HOST_REFUSED: 421,
     Code.UNAUTHORIZED: 401,

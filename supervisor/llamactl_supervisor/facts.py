@@ -35,7 +35,12 @@ def observed(snapshot: Snapshot, event: ev.Observed, now: float) -> Step:
     facts = event.facts
     if snapshot.state is EngineState.RECONFIGURING:
         known = snapshot.facts
-        facts = replace(facts, geometry=known.geometry, last_reconfigure=known.last_reconfigure)
+        facts = replace(
+            facts,
+            geometry=known.geometry,
+            n_weight_loads=known.n_weight_loads,  # it may be the change that woke the engine
+            last_reconfigure=known.last_reconfigure,
+        )
     return took(snapshot, facts, event.at, now, wake_s=event.wake_s)
 
 
@@ -55,30 +60,44 @@ def took(
     receipt = facts.last_reconfigure
     changes: tuple[ev.Effect, ...] = ()
     if receipt is not None and not _same_change(receipt, snapshot.facts.last_reconfigure):
-        geometry = receipt.geometry
-        override = Override(
-            n_ctx=geometry.n_ctx,
-            n_seq=geometry.n_seq,
-            kv_unified=geometry.kv_unified,
-            by=SOMEBODY,
-            at=at,
-        )
-        snapshot = on_trial(snapshot, override, now)
-        changes = (ev.RecordAvoided(receipt, SOMEBODY),)
+        by = snapshot.change_by or SOMEBODY
+        snapshot = on_trial(snapshot, _found(snapshot, receipt, by, at), now)
+        snapshot = replace(snapshot, change_by=None)
+        if not _woke(snapshot, receipt):
+            changes = (ev.RecordAvoided(receipt, by),)
     snapshot, loads = _loads(replace(snapshot, facts=facts), load_s=load_s, wake_s=wake_s)
     return snapshot, (*changes, *loads)
 
 
-def applied(snapshot: Snapshot, receipt: Receipt, by: str, now: float) -> Step:
-    """Take in the receipt of a change that we have made."""
+def answered(snapshot: Snapshot, receipt: Receipt, by: str, now: float) -> Step:
+    """Take in the receipt of a change that `by` has asked for.
+
+    One that woke the engine has loaded the weights, for `by`, and avoided no load; so has a dry run
+    or a change to what is there already.
+    """
+    known, applied, woke = snapshot.facts, receipt.outcome == "applied", _woke(snapshot, receipt)
     facts = replace(
-        snapshot.facts,
-        geometry=receipt.geometry,
-        n_weight_loads=receipt.n_weight_loads or snapshot.facts.n_weight_loads,
-        last_reconfigure=receipt,
+        known,
+        geometry=receipt.geometry if applied else known.geometry,
+        n_weight_loads=receipt.n_weight_loads or known.n_weight_loads,
+        last_reconfigure=receipt if applied else known.last_reconfigure,
     )
-    snapshot, loads = _loads(replace(snapshot, facts=facts, facts_at=now))
-    return snapshot, (ev.RecordAvoided(receipt, by), *loads)
+    snapshot, loads = _loads(replace(snapshot, facts=facts, facts_at=now), by=by)
+    return snapshot, ((ev.RecordAvoided(receipt, by),) if applied and not woke else ()) + loads
+
+
+def _woke(snapshot: Snapshot, receipt: Receipt) -> bool:
+    """Say whether this change had the engine load its weights."""
+    return (receipt.n_weight_loads or 0) > max(1, snapshot.loads_recorded)
+
+
+def _found(snapshot: Snapshot, receipt: Receipt, by: str, at: datetime) -> Override:
+    """Return the geometry that a change has set which we did not make."""
+    before, after, desired = receipt.previous, receipt.geometry, snapshot.desired
+    unified = after.kv_unified
+    if unified == before.kv_unified and desired is not None:  # nobody set it
+        unified = live_spec(desired.spec, snapshot.override).kv_unified
+    return Override(n_ctx=after.n_ctx, n_seq=after.n_seq, kv_unified=unified, by=by, at=at)
 
 
 def on_trial(snapshot: Snapshot, override: Override, now: float) -> Snapshot:
@@ -118,17 +137,25 @@ def fall_back(
             "details": problem.details | {"dropped_override": override.model_dump(mode="json")},
         }
     )
-    return replace(snapshot, dropped=override), said
+    return replace(snapshot, dropped=override, dropped_for=snapshot.generation + 1), said
 
 
 def load(
     snapshot: Snapshot, cause: ev.LoadCause, load_s: float | None, *, loaded: bool
 ) -> ev.RecordLoad:
-    """Return the record of one load of this engine."""
+    """Return the record of one load of this engine: of one that serves, as it has rounded it."""
     assert snapshot.running is not None
-    spec = live_spec(snapshot.running.spec, snapshot.override)
+    spec, known = live_spec(snapshot.running.spec, snapshot.override), snapshot.facts.geometry
+    if loaded and known is not None:
+        spec = spec.model_copy(update={"n_ctx": known.n_ctx})
+    first = snapshot.generation == snapshot.dropped_for and cause is not ev.LoadCause.WAKE
+    dropped = snapshot.dropped if first else None
+    applying = snapshot.applying
+    reasons = () if applying is None else tuple(each.field for each in applying.plan.reasons)
     return ev.RecordLoad(
-        snapshot.generation, cause, load_s, loaded=loaded, spec=spec, dropped=snapshot.dropped
+        *(snapshot.generation, cause, load_s, loaded, spec, dropped),
+        reasons=reasons,
+        port_closed_s=snapshot.port_closed_s,
     )
 
 
@@ -149,15 +176,24 @@ def crash(snapshot: Snapshot, record: ExitRecord, problem: Problem) -> ev.Record
 
 
 def _loads(
-    snapshot: Snapshot, *, load_s: float | None = None, wake_s: float | None = None
+    snapshot: Snapshot,
+    *,
+    load_s: float | None = None,
+    wake_s: float | None = None,
+    by: str | None = None,
 ) -> tuple[Snapshot, tuple[ev.RecordLoad, ...]]:
-    """Record what an engine that serves has loaded by now: once at least, and once a wake."""
+    """Record what an engine that serves has loaded by now: once at least, and once a wake.
+
+    `by`: who woke it, where that is known.
+    """
     known, said = snapshot.loads_recorded, max(1, snapshot.facts.n_weight_loads or 1)
     new = range(known, min(said, known + NEW_LOADS_MAX))
     records = tuple(
         load(snapshot, snapshot.cause, load_s, loaded=True)
         if number == 0
-        else load(snapshot, ev.LoadCause.WAKE, wake_s if len(new) == 1 else None, loaded=True)
+        else replace(
+            load(snapshot, ev.LoadCause.WAKE, wake_s if len(new) == 1 else None, loaded=True), by=by
+        )
         for number in new
     )
     return replace(snapshot, loads_recorded=max(known, said)), records

@@ -5,9 +5,11 @@ It imports the standard library only and nothing of ours. It lives exactly as lo
 signals that ask it to end are ignored, so neither log nor exit status depends on anyone.
 
     stdin    the order; never argv, because the environment in it may hold secrets
-    stdout   the errno, if the engine could not be run; its end means that the attempt is over
+    stdout   the errno and perhaps of what, if the engine could not be run; its end means that the
+             attempt is over
     DIRECTORY/holder.json   who is who, written before and after the engine is forked
-    DIRECTORY/pulse         its mtime moves while the engine writes, whatever the disk does
+    DIRECTORY/pulse         its mtime moves while the engine writes, whatever the disk does; what
+                            no disk took is counted in it
     DIRECTORY/exit.json     how the engine ended, and its last lines
 
 The two pipes are read whatever happens to the log: a reader that stalls stops generation for good.
@@ -21,17 +23,23 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
+import errno
+import functools
 import hashlib
 import json
 import os
 import queue
+import resource
 import select
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READ_BYTES = 16384
 """Read, queued and written at once; a log file exceeds its size by no more than such a chunk."""
@@ -39,6 +47,9 @@ LINE_BYTES_MAX = 16384
 LAST_LINE_CHARS_MAX = 1000
 QUEUE_CHUNKS_MAX = 1024
 PULSE_S = 0.25
+FAILURE_BYTES_MAX = 4096 + 64
+LOOK_S = 1.0
+"""Pause between two looks whether the log is still where it was."""
 DRAIN_S = 0.5
 """How long output is awaited after the engine's end: a grandchild may hold the pipe for ever."""
 FLUSH_S = 3.0
@@ -55,6 +66,7 @@ class Log:
         self._reported_bytes = 0
         self._fd = -1
         self._size = 0
+        self._look_due = 0.0
         self._chunks: queue.Queue[bytes | None] = queue.Queue(QUEUE_CHUNKS_MAX)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -92,7 +104,7 @@ class Log:
     def _write(self, data: bytes) -> bool:
         """Append all of `data` or none of it: a torn line would be read as a whole one."""
         try:
-            if self._fd < 0:
+            if self._fd < 0 or self._lost():
                 self._open()
             if self._size and self._size + len(data) > self.bytes_max:
                 self._rotate()
@@ -106,9 +118,23 @@ class Log:
         return True
 
     def _open(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        Path(self.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._fd = os.open(self.path, flags, 0o600)
         self._size = os.fstat(self._fd).st_size
+
+    def _lost(self) -> bool:
+        """Say, now and then, whether the open file is the log no more: it or its directory went."""
+        if time.monotonic() < self._look_due:
+            return False
+        self._look_due = time.monotonic() + LOOK_S
+        try:
+            return not os.path.samestat(Path(self.path).stat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
 
     def _rotate(self) -> None:
         for number in range(self.files_max - 1, 0, -1):
@@ -117,8 +143,6 @@ class Log:
                 Path(older).replace(f"{self.path}.{number}")
         Path(self.path).unlink(missing_ok=True)
         self._remove_surplus()
-        os.close(self._fd)
-        self._fd = -1
         self._open()
 
     def _remove_surplus(self) -> None:
@@ -190,13 +214,48 @@ def run_engine(order: dict[str, Any], streams: list[Stream], gate: int, failure:
             signal.signal(number, signal.SIG_DFL)
     if os.read(gate, 1):
         try:
+            inherit(order["context"])
+        except OSError as exc:
+            os.write(failure, f"{exc.errno} {exc.filename}".encode())
+            os._exit(127)
+        try:
             os.execve(order["argv"][0], order["argv"], order["env"])
         except OSError as exc:
             os.write(failure, str(exc.errno).encode())
     os._exit(127)
 
 
-def watch(pid: int, streams: list[Stream], pulse: str) -> None:
+def inherit(context: dict[str, Any] | None) -> None:
+    """Take on what a process has from its caller. Raises OSError; its filename says which part."""
+    if context is None:
+        return
+    os.umask(context["umask"])
+    steps: list[tuple[str, Callable[[], object]]] = [
+        (f"directory {context['cwd']}", lambda: os.chdir(context["cwd"])),
+        ("affinity", lambda: os.sched_setaffinity(0, context["affinity"])),
+        ("nice", lambda: os.setpriority(os.PRIO_PROCESS, 0, context["nice"])),
+    ]
+    for name, (soft, hard) in context["rlimits"].items():
+        steps.append((f"limit {name}", functools.partial(limit, name, soft, hard)))
+    for what, take in steps:
+        try:
+            take()
+        except OSError as exc:
+            raise OSError(exc.errno, os.strerror(exc.errno or 0), what) from exc
+        except ValueError:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), what) from None
+
+
+def limit(name: str, soft: int, hard: int) -> None:
+    """Set a limit; the hard one stays below ours, which only root could raise."""
+    which = getattr(resource, f"RLIMIT_{name}")
+    ours = resource.getrlimit(which)[1]
+    if ours != resource.RLIM_INFINITY:
+        hard = ours if hard == resource.RLIM_INFINITY else min(hard, ours)
+    resource.setrlimit(which, (soft, hard))
+
+
+def watch(pid: int, streams: list[Stream], log: Log, pulse: str) -> None:
     """Drain both streams until the engine is gone and they end, or have been silent long enough."""
     poll = select.poll()
     engine_fd = os.pidfd_open(pid)
@@ -204,17 +263,26 @@ def watch(pid: int, streams: list[Stream], pulse: str) -> None:
     open_streams = {stream.read_fd: stream for stream in streams}
     for fd in open_streams:
         poll.register(fd, select.POLLIN | select.POLLHUP)
-    alive, give_up, pulse_due = True, float("inf"), 0.0
+    alive, give_up, pulse_due, told, heard = True, float("inf"), 0.0, 0, False
     while alive or (open_streams and time.monotonic() < give_up):
-        wait_ms = None if alive else max(0.0, give_up - time.monotonic()) * 1000
-        for fd, _ in poll.poll(wait_ms):
+        # Once more after the last output: what the disk did not take of it is known by then.
+        wait_ms = PULSE_S * 1000 if heard else None
+        if not alive:
+            wait_ms = max(0.0, give_up - time.monotonic()) * 1000
+        found = poll.poll(wait_ms)
+        heard = bool(found)
+        for fd, _ in found:
             if fd == engine_fd:
                 alive, give_up = False, time.monotonic() + DRAIN_S
                 poll.unregister(fd)
             elif not open_streams[fd].drain():
                 poll.unregister(fd)
                 del open_streams[fd]
-        if time.monotonic() >= pulse_due:
+        if log.dropped_bytes != told:
+            told = log.dropped_bytes
+            with contextlib.suppress(OSError):
+                write_json(pulse, {"dropped_bytes": told})
+        if heard and time.monotonic() >= pulse_due:
             with contextlib.suppress(OSError):
                 os.utime(pulse)
             pulse_due = time.monotonic() + PULSE_S
@@ -258,11 +326,11 @@ def main() -> None:
     log.start()
     os.write(gate_write, b"!")
     os.close(gate_write)
-    failed = os.read(failure_read, 16)
+    failed = os.read(failure_read, FAILURE_BYTES_MAX)
     os.write(1, failed)
     os.dup2(null, 1)
 
-    watch(pid, streams, f"{directory}/pulse")
+    watch(pid, streams, log, f"{directory}/pulse")
     _, status, usage = os.wait4(pid, 0)
     log.close()
     write_json(
@@ -270,7 +338,7 @@ def main() -> None:
         {
             "instance_id": order["instance_id"],
             "engine_pid": pid,
-            "exec_errno": int(failed) if failed else None,
+            "exec_errno": int(failed.split()[0]) if failed else None,
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             "ended_at": datetime.datetime.now(datetime.UTC).isoformat(),

@@ -38,14 +38,15 @@ def append(path: Path, line: LedgerLine) -> None:
 def read(path: Path, *, since: datetime | None = None, limit: int | None = None) -> Ledger:
     """Return the newest `limit` lines that are not older than `since`, and the sums over all.
 
-    A line that was torn by a crash counts for nothing. Raises `state_unreadable`.
+    A line that makes no sense is only counted as such. Raises `state_unreadable`.
     """
     lines: deque[LedgerLine] = deque(maxlen=limit)
-    loads = avoided = 0
+    loads = avoided = unreadable = 0
     try:
         with path.open("rb") as texts:
             for text in texts:
                 line = _parse(text)
+                unreadable += line is None and bool(text.strip())
                 loads += isinstance(line, LoadLine) and line.loaded
                 avoided += isinstance(line, AvoidedLine)
                 if line is not None and (since is None or line.at >= since):
@@ -53,8 +54,11 @@ def read(path: Path, *, since: datetime | None = None, limit: int | None = None)
     except FileNotFoundError:
         pass
     except OSError as exc:
-        raise error(Code.STATE_UNREADABLE, f"the ledger {path} cannot be read: {exc}") from exc
-    return Ledger(lines=tuple(lines), totals=Totals(weight_loads=loads, loads_avoided=avoided))
+        raise error(
+            Code.STATE_UNREADABLE, f"the ledger {path} cannot be read: {exc.strerror or exc}"
+        ) from exc
+    totals = Totals(weight_loads=loads, loads_avoided=avoided)
+    return Ledger(lines=tuple(lines), totals=totals, unreadable=unreadable)
 
 
 def recent(path: Path, count: int) -> list[LedgerLine]:

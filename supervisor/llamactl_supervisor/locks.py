@@ -34,13 +34,52 @@ class Holder:
         return f"daemon pid {self.pid} of {self.runtime}"
 
 
+class Held:
+    """Both locks of the living daemon: the state is its own to read and write."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self._fds: dict[Path, int] = {}
+
+    def renew(self) -> None:
+        """Take what is not held, or whose file is gone: another daemon would not find it locked.
+
+        Raises `daemon_running` where one was faster, OSError where a file cannot be made.
+        """
+        for path in self._missing():
+            fd = self._fds.get(path)
+            self._fds[path] = lock(path, self.paths.runtime)
+            if fd is not None:
+                os.close(fd)
+
+    def whole(self) -> bool:
+        """Say whether another daemon would find both."""
+        return not self._missing()
+
+    def _missing(self) -> list[Path]:
+        return [
+            path
+            for path in (self.paths.daemon_lock, self.paths.state_lock)
+            if (fd := self._fds.get(path)) is None
+            or not path.exists()
+            or not os.path.samestat(path.stat(), os.fstat(fd))
+        ]
+
+    def release(self) -> None:
+        """Let go of both."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+
 @contextlib.contextmanager
-def held(paths: Paths) -> Iterator[None]:
-    """Hold both locks: the state is ours to read and write. Raises `daemon_running`."""
-    with contextlib.ExitStack() as locks:
-        for path in (paths.daemon_lock, paths.state_lock):
-            locks.callback(os.close, lock(path, paths.runtime))
-        yield
+def held(paths: Paths) -> Iterator[Held]:
+    """Hold both locks meanwhile. Raises `daemon_running`."""
+    locks = Held(paths)
+    try:
+        locks.renew()
+        yield locks
+    finally:
+        locks.release()
 
 
 def lock(path: Path, runtime: Path) -> int:
@@ -70,6 +109,33 @@ def lock(path: Path, runtime: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode() + os.fsencode(runtime) + b"\n", 0)
     return fd
+
+
+@contextlib.contextmanager
+def alone(paths: Paths) -> Iterator[bool | None]:
+    """Keep every daemon of this runtime directory from beginning.
+
+    Yields False where one lives, None where there never was one.
+    """
+    try:
+        fd = os.open(paths.daemon_lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(fd)
+
+
+def daemon_lives(paths: Paths) -> bool:
+    """Return whether a daemon lives in this runtime directory, answering or not."""
+    with alone(paths) as found:
+        return found is False
 
 
 def owner(path: Path) -> int | None:

@@ -63,6 +63,14 @@ def _last(path: Path, count: int, since: datetime | None) -> tuple[list[bytes], 
     return list(lines), files[0] if files else None
 
 
+def last(path: Path, count: int, since: datetime | None = None) -> list[str]:
+    """Return the last `count` lines, those from `since` on, without line ends; none of no log."""
+    lines, newest = _last(path, count, since)
+    if newest is not None:
+        newest.close()
+    return [line.decode(errors="replace").rstrip("\n") for line in lines]
+
+
 def _after(path: Path, current: IO[bytes] | None) -> tuple[IO[bytes] | None, bool]:
     """Return the file that comes after `current` (None: the first), None while there is none.
 

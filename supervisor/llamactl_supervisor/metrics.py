@@ -20,12 +20,17 @@ PAUSE_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LOAD_BUCKETS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0)
 
 
+CONFIG_HASH_DIGITS = 12
+"""As many as a sample holds exactly."""
+
+
 class Metrics:
     """One registry per daemon. No label ever holds what a user typed."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._engine()
+        self._config()
         self._operations()
         self._ledger()
         ProcessCollector(namespace="llamactl_daemon", registry=self.registry)
@@ -70,18 +75,32 @@ class Metrics:
         self.wakes = self._counter(
             "engine_wakes", "Weight loads after a sleep; each is a weight load as well"
         )
-        self.retries = self._counter("engine_retries", "Starts of the engine after a crash")
+        self.retries = self._counter(
+            "engine_retries", "Starts of the engine after a crash or a start that failed"
+        )
         self.log_dropped = self._counter(
             "engine_log_dropped_bytes",
             "Output that no disk took, of engines that have ended",
         )
 
+    def _config(self) -> None:
+        self.config_hash = self._gauge(
+            "config_hash",
+            f"First {CONFIG_HASH_DIGITS} hexadecimal digits of the SHA-256 of the configuration "
+            "file of which all is in force, as a number; 0 where there is none",
+        )
+        self.config_ok = self._gauge(
+            "config_ok", "0 if something that the configuration file says is not in force, else 1"
+        )
+
     def _operations(self) -> None:
         self.operations = self._counter(
-            "operations", "Operations that ended, by kind and outcome", ("kind", "outcome")
+            "operations",
+            "Operations by kind and outcome; refused: declined before it began",
+            ("kind", "outcome"),
         )
         for kind in OperationKind:
-            for outcome in ("succeeded", "failed"):
+            for outcome in ("succeeded", "failed", "refused"):
                 self.operations.labels(kind.value, outcome)
         self.reconfigures = self._counter(
             "reconfigures",
@@ -105,6 +124,13 @@ class Metrics:
         )
         self.loads_avoided = self._counter(
             "loads_avoided", "Relaunches that a reconfigure took the place of, over all daemons"
+        )
+        self.conversations_carried = self._counter(
+            "conversations_carried", "Conversations that were brought back into another engine"
+        )
+        self.conversations_lost = self._counter(
+            "conversations_lost",
+            "Conversations that a stop or a relaunch could not keep; the ledger names them",
         )
         self.ledger_lost = self._counter("ledger_lines_lost", "Ledger lines that no disk took")
 

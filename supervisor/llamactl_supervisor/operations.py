@@ -20,7 +20,7 @@ from llamactl_supervisor.models import (
 )
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.models import OperationResult
+    from llamactl_supervisor.models import ApplyPlan, OperationResult
 
 HISTORY_MAX = 200
 """Ended operations that are remembered."""
@@ -29,8 +29,12 @@ HISTORY_MAX = 200
 @dataclass
 class _Entry:
     operation: Operation
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
     told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        return self.operation.state is not OperationState.RUNNING
 
 
 class Operations:
@@ -58,13 +62,13 @@ class Operations:
     def get(self, name: str) -> Operation:
         """Return the operation as it is now; raises `not_found`."""
         entry = self._entry(name)
-        if entry.ended.is_set():
+        if entry.ended:
             entry.told.set()
         return entry.operation
 
     def running(self) -> Operation | None:
         """Return the oldest operation that has not ended; a page verb only if all others have."""
-        left = [entry.operation for entry in self._entries.values() if not entry.ended.is_set()]
+        left = [entry.operation for entry in self._entries.values() if not entry.ended]
         return min(left, key=lambda operation: operation.kind in PAGE_KINDS, default=None)
 
     def progress(self, name: str, text: str) -> None:
@@ -72,7 +76,14 @@ class Operations:
         entry = self._entries[name]
         entry.operation = entry.operation.model_copy(update={"progress": text})
 
-    def end(self, name: str, outcome: OperationResult | Problem) -> Operation:
+    def planned(self, name: str, plan: ApplyPlan) -> None:
+        """Say what an apply that is carried out now comes to."""
+        entry = self._entries[name]
+        entry.operation = entry.operation.model_copy(update={"plan": plan})
+
+    def end(
+        self, name: str, outcome: OperationResult | Problem, warning: Problem | None = None
+    ) -> Operation:
         """Record the result or the problem, wake who waits for it, and return the operation."""
         entry = self._entries[name]
         failed = isinstance(outcome, Problem)
@@ -80,22 +91,38 @@ class Operations:
             update={
                 "state": OperationState.FAILED if failed else OperationState.SUCCEEDED,
                 "error" if failed else "result": outcome,
+                "warning": warning,
                 "progress": "",
                 "finished_at": datetime.now(UTC),
             }
         )
-        entry.ended.set()
-        ended = [key for key, value in self._entries.items() if value.ended.is_set()]
+        entry.wake.set()
+        ended = [key for key, value in self._entries.items() if value.ended]
         for key in ended[: max(0, len(ended) - HISTORY_MAX)]:
             del self._entries[key]
         return entry.operation
 
     async def wait(self, name: str, wait_s: float) -> Operation:
-        """Return the operation at its end, or as it is after `wait_s` seconds."""
+        """Return the operation at its end, or as it is after `wait_s` seconds.
+
+        Raises `not_found`, and `shutting_down` when the daemon ends before the operation.
+        """
         entry = self._entry(name)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(entry.ended.wait(), wait_s)
+            await asyncio.wait_for(entry.wake.wait(), wait_s)
+        if entry.wake.is_set() and not entry.ended:
+            raise error(
+                Code.SHUTTING_DOWN,
+                f"the daemon ends before the {entry.operation.kind} that it was asked for; "
+                "an engine that runs is left to the next daemon",
+                hint="`llamactl status` of the next daemon tells what came of it",
+            )
         return self.get(name)
+
+    def close(self) -> None:
+        """Wake who waits: no operation ends any more."""
+        for entry in self._entries.values():
+            entry.wake.set()
 
     def nobody_asks(self, name: str) -> None:
         """Say that the end of this operation is awaited by nobody."""

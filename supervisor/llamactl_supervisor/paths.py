@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 APP = "llamactl"
 ENV_PREFIX = "LLAMACTL_"
+INSTANCES = "instances"
+"""What `--instance NAME` puts between everybody's directory and its own, beside the name."""
 SUN_PATH_BYTES_MAX = 107
 """Longest path of a unix socket: sun_path holds 108 bytes, the last one is NUL."""
 
@@ -79,6 +81,11 @@ class Paths:
         return self.state / "state.json"
 
     @property
+    def carry_file(self) -> Path:
+        """Which conversations are in files until an engine takes them."""
+        return self.state / "carry.json"
+
+    @property
     def ledger_file(self) -> Path:
         """Every weight load and every load avoided, append-only."""
         return self.state / "ledger.jsonl"
@@ -108,6 +115,11 @@ class Paths:
         """Where the engine writes pages and slots to files, unless it is told another place."""
         return self.state / "pages"
 
+    @property
+    def secrets(self) -> Path:
+        """Secrets of the callers of `llamactl run`, for as long as an engine needs them."""
+        return self.state / "secrets"
+
     def engine_dir(self, instance_id: str) -> Path:
         """The private directory of one engine process: engine.sock, holder.json, exit.json."""
         return self.runtime / f"engine-{instance_id}"
@@ -116,9 +128,14 @@ class Paths:
         """Create the directories, 0700. Raises `INSECURE_DIRECTORY` if another user could write."""
         for directory in (
             *(self.cache, self.state, self.runtime),
-            *(self.logs, self.crashes, self.pages),
+            *(self.logs, self.crashes, self.pages, self.secrets),
         ):
             make_private_dir(directory)
+
+
+def of_instance(env: Mapping[str, str]) -> bool:
+    """Whether `env` names the directories of an instance, and not everybody's."""
+    return Path(env.get(f"{ENV_PREFIX}RUNTIME_DIR", "")).parent.name == INSTANCES
 
 
 def make_private_dir(directory: Path) -> None:
@@ -130,7 +147,10 @@ def make_private_dir(directory: Path) -> None:
     """
     choose = f"choose another directory with {ENV_PREFIX}*_DIR"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # One that is missing above it may be the next daemon's own: everybody's, of an instance.
+        for each in (*reversed(directory.parents), directory):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
         link, target = directory.lstat(), directory.stat()
         if {link.st_uid, target.st_uid} != {os.geteuid()}:
             raise error(

@@ -1,45 +1,101 @@
-"""Whether an engine that runs is the engine that is asked for."""
+"""What takes an engine from what it was asked to be to what it is to be. Pure and total."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor.launch import live_spec
+from llamactl_supervisor.fields import AUTO
+from llamactl_supervisor.models import PlanField, ReconfigureRequest
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.models import Override, UpRequest
+    from collections.abc import Iterator
+
+    from llamactl_supervisor.spec import EngineSpec
+
+SHORT = 12
+"""Digits of a fingerprint that are shown."""
 
 
 @dataclass(frozen=True)
 class NoChange:
-    """The running engine answers the request."""
+    """The engine is what it is to be."""
 
 
 @dataclass(frozen=True)
-class Conflict:
-    """It does not; `fields` maps each differing field to (running, requested)."""
+class Reconfigure:
+    """The loaded weights stay: `changes` are asked of the engine, by `change`."""
 
-    fields: dict[str, tuple[object, object]]
+    changes: tuple[PlanField, ...]
+    change: ReconfigureRequest
 
 
-def plan(
-    running: UpRequest, override: Override | None, asked: UpRequest, *, exact: bool = False
-) -> NoChange | Conflict:
-    """Compare what is asked for with what was asked for last, never with effective values.
+@dataclass(frozen=True)
+class Relaunch:
+    """Another process is needed. `reasons` force it; `changes` would have been live."""
 
-    libllama rounds (10000 over 3 slots becomes 10752), so a comparison with what the engine
-    reports would differ for ever. A geometry that was set live counts as asked for as well, and
-    where the one asked for is to be `exact`, it alone counts.
+    reasons: tuple[PlanField, ...]
+    changes: tuple[PlanField, ...] = ()
+
+
+Plan = NoChange | Reconfigure | Relaunch
+
+
+def plan(running: EngineSpec, desired: EngineSpec) -> Plan:
+    """Compare what was last asked for with what is asked for; effective values play no part.
+
+    A number of tokens that is left to the engine is a value of its own: it can be replaced live,
+    but to leave the choice to the engine again takes a start.
     """
-    live = running.model_copy(update={"spec": live_spec(running.spec, override)})
-    if asked == live or (asked == running and not exact):
-        return NoChange()
-    fields: dict[str, tuple[object, object]] = {
-        name: (getattr(live.spec, name), getattr(asked.spec, name))
-        for name in type(asked.spec).model_fields
-        if getattr(live.spec, name) != getattr(asked.spec, name)
-    }
-    if live.engine_path != asked.engine_path:
-        fields["engine_path"] = (live.engine_path, asked.engine_path)
-    return Conflict(fields)
+    live = tuple(_live(running, desired))
+    reasons = [field for field in live if field.field == "n_ctx" and field.after == AUTO]
+    reasons += _build(running, desired)
+    reasons += _options(running, desired)
+    reasons += _process(running, desired)
+    changes = tuple(field for field in live if field not in reasons)
+    if reasons:
+        return Relaunch(tuple(reasons), changes)
+    if changes:
+        asked = ReconfigureRequest.model_validate({each.field: each.after for each in changes})
+        return Reconfigure(changes, asked)
+    return NoChange()
+
+
+def _live(running: EngineSpec, desired: EngineSpec) -> Iterator[PlanField]:
+    for name in ("n_ctx", "n_seq", "kv_unified"):
+        before, after = getattr(running, name), getattr(desired, name)
+        if before != after:
+            yield PlanField(field=name, kind="live", before=before, after=after)
+
+
+def _build(running: EngineSpec, desired: EngineSpec) -> Iterator[PlanField]:
+    if running.build_content != desired.build_content:
+        before, after = running.build, desired.build
+        if before == after:
+            before = f"{before} ({running.build_content[:SHORT]})"
+            after = f"{after} ({desired.build_content[:SHORT]})"
+        yield PlanField(field="engine", kind="build", before=before, after=after)
+
+
+def _options(running: EngineSpec, desired: EngineSpec) -> Iterator[PlanField]:
+    for name in sorted(running.options.keys() | desired.options.keys()):
+        if running.content(name) == desired.content(name):
+            continue
+        before, after = running.shown(name), desired.shown(name)
+        if before == after:
+            before, after = _replaced(running, name), _replaced(desired, name)
+        known = desired.classes.get(name) or running.classes[name]
+        yield PlanField(field=name, kind=known, before=before, after=after)
+
+
+def _process(running: EngineSpec, desired: EngineSpec) -> Iterator[PlanField]:
+    for name in sorted(running.context.keys() | desired.context.keys()):
+        before, after = running.context.get(name), desired.context.get(name)
+        if before != after:
+            yield PlanField(field=name, kind="process", before=before, after=after)
+
+
+def _replaced(spec: EngineSpec, name: str) -> str:
+    """Return the option's values where it is the content alone that differs."""
+    contents = ", ".join(" ".join(word[:SHORT] for word in one) for one in spec.content(name))
+    return f"{spec.shown(name)} (content {contents})"

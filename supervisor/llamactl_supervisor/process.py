@@ -6,69 +6,24 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
-from functools import cache
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from llamactl_supervisor.models import ProcessIdentity
-from llamactl_supervisor.progress import Activity
+from llamactl_supervisor.procfs import identify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from llamactl_supervisor.models import ProcessIdentity
+
 HOLDER = Path(__file__).with_name("holder.py")
-
-
-@cache
-def boot_id() -> str:
-    """Return the name of this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def identify(pid: int) -> ProcessIdentity | None:
-    """Return who `pid` is now; None for nobody, and for one that ended and waits to be reaped."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, *numbers = stat.rpartition(b")")[2].split()
-    if state in {b"Z", b"X"}:
-        return None
-    return ProcessIdentity(pid=pid, start_ticks=int(numbers[18]), boot_id=boot_id())
-
-
-def activity(identity: ProcessIdentity) -> Activity | None:
-    """Return what the process has done so far; None once it is gone."""
-    try:
-        stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    state, *numbers = stat.rpartition(b")")[2].split()
-    if int(numbers[18]) != identity.start_ticks or state in {b"Z", b"X"}:
-        return None
-    ticks = int(numbers[10]) + int(numbers[11])
-    stopped = state in {b"T", b"t"}
-    return Activity(ticks / os.sysconf("SC_CLK_TCK"), _disk_bytes(identity.pid), is_stopped=stopped)
-
-
-def _disk_bytes(pid: int) -> int:
-    """Return what was read from and written to disks; 0 where the kernel does not tell us."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    counts = dict(line.split(": ") for line in lines)
-    return int(counts["read_bytes"]) + int(counts["write_bytes"])
-
-
-def uptime_s(identity: ProcessIdentity) -> float:
-    """Return the seconds since the process began. No clock that is set moves it."""
-    began_s = identity.start_ticks / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
+ENDS_S = 1.0
+"""From a process's last closed connection to its end: its memory is given back in between."""
 
 
 class Process:
@@ -99,6 +54,12 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
+    def gone_within(self, within_s: float) -> bool:
+        """Return whether the process ends within so many seconds."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
+
     async def gone(self) -> None:
         """Return once the process has ended. One waiter at a time."""
         ended = asyncio.Event()
@@ -108,11 +69,6 @@ class Process:
             await ended.wait()
         finally:
             loop.remove_reader(self._pidfd)
-
-
-def alive(identity: ProcessIdentity) -> bool:
-    """Say whether exactly this process still runs."""
-    return identify(identity.pid) == identity
 
 
 def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
@@ -127,18 +83,49 @@ def send(identity: ProcessIdentity, number: signal.Signals) -> bool:
     return True
 
 
-def start_holder(order: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], bytes]:
+async def ends(identity: ProcessIdentity) -> bool:
+    """Say whether the process is gone, or goes at once: its connections end before it does."""
+    process = Process.open(identity)
+    if process is None:
+        return True
+    try:
+        await asyncio.wait_for(process.gone(), ENDS_S)
+    except TimeoutError:
+        return False
+    finally:
+        process.close()
+    return True
+
+
+def start_holder(
+    order: Mapping[str, Any], within_s: float
+) -> tuple[subprocess.Popen[bytes], bytes]:
     """Start a holder; return it and its answer once it has tried to run the engine.
 
     An empty answer is good or the holder's death (holder.json tells), otherwise it is the errno of
-    exec. The caller reaps the holder. Blocks for as long as a fork: call in a thread.
+    exec. The caller reaps the holder. Blocks for as long as a fork: call in a thread. Raises
+    `TimeoutError` after `within_s`: the holder is dead then, the engine may have been released.
     """
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        holder.kill()
+
     holder = subprocess.Popen(
         [sys.executable, "-I", "-S", str(HOLDER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert holder.stdin is not None
     assert holder.stdout is not None
+    patience = threading.Timer(within_s, give_up)
+    patience.start()
     with contextlib.suppress(BrokenPipeError), holder.stdin:
         holder.stdin.write(json.dumps(order).encode())
     with holder.stdout:
-        return holder, holder.stdout.read()
+        answer = holder.stdout.read()
+    patience.cancel()
+    patience.join()
+    if late.is_set():
+        holder.wait()
+        raise TimeoutError(f"it came no further for {within_s:g} s and was killed")
+    return holder, answer

@@ -45,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Observation:
-    """One look at the engine. `at` is on the monotonic clock; `answer` None: none came in time."""
+    """One look at the engine. `at` is on the daemon's clock; `answer` None: none came in time."""
 
     at: float
     answer: Answer | None
@@ -64,6 +64,8 @@ class Standstill:
     """The last part of `still_s`, in which the process has not done anything either."""
     mark: Activity
     """What it had done when that part began."""
+    cpu_s: float = 0.0
+    """CPU time that it has used over all of `still_s`."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Progress:
 def observe(before: Progress, seen: Observation, settings: Settings) -> Progress:
     """Return the progress after one more observation.
 
-    A gap between two of them counts for as long as one can regularly take and no longer: when
-    the daemon itself was stopped, the silence was its own.
+    A gap between two of them counts for as long as one can regularly take and no longer: where
+    the daemon could not look, the silence was its own.
     """
     gap_s = 0.0 if before.last is None else seen.at - before.last.at
     gap_s = min(gap_s, settings.probe_s + ANSWER_S)
@@ -102,6 +104,12 @@ def observe(before: Progress, seen: Observation, settings: Settings) -> Progress
         return replace(after, ubatch_s=max(before.ubatch_s, _ubatch_s(before, seen, gap_s)))
     after = replace(after, standstill=_standstill(before, seen, gap_s))
     return replace(after, wedge=_wedge(after, settings))
+
+
+def worked(mark: Activity, seen: Activity, over_s: float) -> bool:
+    """Say whether a process has done more since `mark`, `over_s` seconds ago, than answer us."""
+    cpu_s = seen.cpu_s - mark.cpu_s
+    return cpu_s > CPU_STEP_S + CPU_SHARE_MIN * over_s or seen.disk_bytes > mark.disk_bytes
 
 
 def _ubatch_s(before: Progress, seen: Observation, gap_s: float) -> float:
@@ -129,18 +137,29 @@ def _standstill(before: Progress, seen: Observation, gap_s: float) -> Standstill
     if still is None:  # it may have begun at any time since the last observation: just now
         return Standstill(1, 0.0, 0.0, activity)
     observations, still_s = still.observations + 1, still.still_s + gap_s
+    assert before.last is not None
+    cpu_s = still.cpu_s + activity.cpu_s - before.last.activity.cpu_s
     idle_s = still.idle_s + gap_s
-    worked_s = activity.cpu_s - still.mark.cpu_s
-    worked = worked_s > CPU_STEP_S + CPU_SHARE_MIN * idle_s
     written = _wakes(seen) and before.last is not None and seen.pulse != before.last.pulse
-    if worked or written or activity.disk_bytes > still.mark.disk_bytes:
-        return Standstill(observations, still_s, 0.0, activity)
-    return Standstill(observations, still_s, idle_s, still.mark)
+    if written or worked(still.mark, activity, idle_s):
+        return Standstill(observations, still_s, 0.0, activity, cpu_s)
+    return Standstill(observations, still_s, idle_s, still.mark, cpu_s)
 
 
 def _wakes(seen: Observation) -> bool:
     """Say whether the engine loads its weights after a sleep: a load, and judged like one."""
     return seen.answer is not None and bool(seen.answer.is_sleeping and seen.answer.is_working)
+
+
+def _busy_s(progress: Progress, still: Standstill) -> float:
+    """Return for how long it has been at work on what should be a micro-batch.
+
+    Before the first one has ended nobody knows how long one takes here: what the machine gave it
+    counts then, for a starved engine is not wedged, and of the time on the wall a part only.
+    """
+    if progress.ubatch_s:
+        return still.still_s
+    return min(still.still_s, max(still.cpu_s, still.still_s / UBATCHES_LONG))
 
 
 def _wedge(progress: Progress, settings: Settings) -> Wedge | None:
@@ -154,7 +173,7 @@ def _wedge(progress: Progress, settings: Settings) -> Wedge | None:
     busy_max_s = max(settings.wedge_busy_s, UBATCHES_LONG * progress.ubatch_s)
     if still.idle_s >= idle_max_s:
         limit_s, did = idle_max_s, f"has used no processor and no disk for {still.idle_s:.0f} s"
-    elif not wakes and still.still_s >= busy_max_s:
+    elif not wakes and _busy_s(progress, still) >= busy_max_s:
         limit_s, did = busy_max_s, f"has come no further for {still.still_s:.0f} s"
     else:
         return None

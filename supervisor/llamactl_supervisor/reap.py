@@ -6,15 +6,15 @@ An engine is ended only if it is proven ours and was meant to be stopped; one th
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import signal
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor import instances, locks, process, store
+from llamactl_supervisor import instances, locks, procfs, store
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.models import Intent
 from llamactl_supervisor.process import Process
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llamactl_supervisor.config import Paths, Settings
-    from llamactl_supervisor.events import EngineProcess
+    from llamactl_supervisor.models import EngineProcess, ProcessIdentity
+    from llamactl_supervisor.remains import Remnant
 
 log = logging.getLogger("llamactl.reap")
 
@@ -32,37 +33,71 @@ GRACE_S_MAX = 15.0
 which nobody extends for us."""
 KILLED_S = 30.0
 """How long a killed engine may take to be gone: the kernel gives back what it held."""
+KILLED_BY_HAND_S = 5.0
+"""The same where a person waits for it."""
 MANAGER_ANSWER_S = 5.0
 
 
-async def reap(paths: Paths, settings: Settings, stopping: bool) -> None:
-    """Clear away what is dead, and end the engine if it was to be stopped.
+@dataclass(frozen=True)
+class Reaped:
+    """What became of what was there."""
+
+    ended: list[int] = field(default_factory=list)
+    """The pids of engines that were to be stopped and are gone now."""
+    left: list[int] = field(default_factory=list)
+    """The pids of engines that go on: the next daemon's, or not proven ours."""
+    removed: list[str] = field(default_factory=list)
+    """The directories of engines that are gone, and the socket that nobody listens on."""
+
+
+def reap(paths: Paths, settings: Settings, stopping: bool) -> Reaped:
+    """Clear away what is dead, end the engine if it was to be stopped, and say what was done.
 
     `stopping`: it was, even if the daemon did not live to record it. Raises `daemon_running` while
     there is one, `state_unreadable`, and `timed_out` for an engine that a KILL does not end.
     """
+    reaped = Reaped()
     paths.create()
     with locks.held(paths):
         saved, _ = store.load(paths.state_file)
+        claimed = {each.instance_id: each for each in instances.claimed(paths)}
         for name in list(instances.names(paths)):
-            found = instances.read(paths, name) or instances.fence(paths, name)
-            if found is None:
+            found = instances.read(paths, name)
+            if found is None and name in claimed:
+                pid = claimed[name].engine.pid
+                log.error("unproven engine pid=%d instance=%s: left alone", pid, name)
+                reaped.left.append(pid)
                 continue
-            if process.alive(found.engine):
+            found = found or instances.fence(paths, name)
+            if found is None:
+                reaped.removed.append(str(paths.engine_dir(name)))
+                continue
+            if procfs.alive(found.engine):
                 pid = found.engine.pid
                 if name != saved.instance_id:
                     log.error("unproven engine pid=%d instance=%s: left alone", pid, name)
+                    reaped.left.append(pid)
                     continue
                 if saved.intent is Intent.UP and not stopping:
                     log.info("engine pid=%d is to go on: left to the next daemon", pid)
+                    reaped.left.append(pid)
                     continue
-                await _end(paths, settings, saved, found)
+                _end(paths, settings, saved, found)
+                reaped.ended.append(pid)
+            elif name == saved.instance_id and saved.intent is Intent.UP:
+                if not stopping:
+                    log.info("how engine pid=%d ended is left to the next daemon", found.engine.pid)
+                    continue
+                store.save(paths.state_file, saved.model_copy(update={"process": None}))
             instances.remove(paths, name)
-        if not _listens(paths.control_socket):
+            reaped.removed.append(str(paths.engine_dir(name)))
+        if paths.control_socket.exists() and not _listens(paths.control_socket):
             paths.control_socket.unlink(missing_ok=True)
+            reaped.removed.append(str(paths.control_socket))
+    return reaped
 
 
-async def _end(paths: Paths, settings: Settings, saved: store.Saved, found: EngineProcess) -> None:
+def _end(paths: Paths, settings: Settings, saved: store.Saved, found: EngineProcess) -> None:
     """Return when the engine and its holder are gone.
 
     The daemon records that the engine is to stop before it sends the TERM, so where that is
@@ -76,23 +111,43 @@ async def _end(paths: Paths, settings: Settings, saved: store.Saved, found: Engi
                 engine.send(signal.SIGTERM)
             grace_s = min(settings.stop_term_s, GRACE_S_MAX)
             log.info("engine pid=%d was to be stopped: waiting %g s", pid, grace_s)
-            if not await _gone(engine, grace_s):
+            if not engine.gone_within(grace_s):
                 log.warning("engine pid=%d does not end: KILL", pid)
                 engine.send(signal.SIGKILL)
-                if not await _gone(engine, KILLED_S):
+                if not engine.gone_within(KILLED_S):
                     raise error(Code.TIMED_OUT, f"engine pid {pid} outlives a KILL")
-    holder = None if found.holder is None else Process.open(found.holder)
-    if holder is not None:
-        with contextlib.closing(holder):
-            await _gone(holder, settings.holder_exit_s)
+    _gone(found.holder, settings.holder_exit_s)
     log.info("engine pid=%d is gone", pid)
 
 
-async def _gone(process: Process, within_s: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.gone(), within_s)
+def end(paths: Paths, remnant: Remnant, term_s: float) -> bool:
+    """TERM it, KILL it after `term_s` seconds; return whether it is gone. Exactly it, or nobody.
+
+    For a person who asks for it. An engine's holder goes after it, once the log and the exit record
+    are written; it is awaited.
+    """
+    assert remnant.doubt is None
+    instances.end_by_hand(paths, remnant.instance_id)
+    process = Process.open(remnant.process)
+    if process is None:
         return True
+    with contextlib.closing(process):
+        # A holder ignores TERM: it ends with its engine.
+        for number, within_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, KILLED_BY_HAND_S)):
+            process.send(number)
+            if process.gone_within(within_s):
+                return _gone(remnant.holder, KILLED_BY_HAND_S)
     return False
+
+
+def _gone(identity: ProcessIdentity | None, within_s: float) -> bool:
+    """Return whether the process, if there is one, is gone within so many seconds."""
+    process = None if identity is None else Process.open(identity)
+    if process is None:
+        return True
+    with contextlib.closing(process):
+        process.send(signal.SIGCONT)  # it may be stopped, and has only to write how it ended
+        return process.gone_within(within_s)
 
 
 def _listens(path: Path) -> bool:

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 
 from pydantic import BaseModel, ValidationError
 
-from llamactl_supervisor.api_settings import ListenAddress
+from llamactl_supervisor.api_settings import Address, ListenAddress
 from llamactl_supervisor.errors import Code, error
 from llamactl_supervisor.fields import (
     N_CTX_MIN,
     N_SEQ_MAX,
     AbsolutePath,
     Host,
-    NCtx,
     NSeq,
+    RequestedCtx,
     parse_tokens,
+    problem,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ VALUE_CHARS_MAX = 80
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 _ALLOWED = (
-    (NCtx, f"tokens from {N_CTX_MIN}: an integer, or a string like '128k'"),
+    (RequestedCtx, f"tokens from {N_CTX_MIN}: an integer, or a string like '128k', or 'auto'"),
     (NSeq, f"integer from 1 to {N_SEQ_MAX}"),
     (Host, "IPv4 address of this machine"),
     (AbsolutePath, "path"),
@@ -70,10 +71,11 @@ class Value:
 
 @dataclass(frozen=True)
 class File:
-    """A configuration file as it was read; `tables` is its TOML."""
+    """A configuration file as it was read: its TOML, and the SHA-256 of its bytes."""
 
     path: Path
     tables: Mapping[str, Any]
+    digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,17 @@ def resolve(
             if not first["loc"]:
                 raise _bad_section(section, values, first["msg"]) from None
             key = known[f"{section}.{first['loc'][0]}"]
-            raise _bad_value(key, values[key.name], first["type"], first["msg"]) from None
+            raise _bad_value(key, values[key.name], first["type"], problem(first)) from None
         for key in known.values():
             if key.section == section:
                 found = getattr(tables[section], key.field)
-                values[key.name] = Value(found, values[key.name].source)
+                values[key.name] = Value(told(found), values[key.name].source)
     return root.model_validate(tables), values
+
+
+def told(value: Any) -> Any:
+    """Return a value of the configuration as it is written there."""
+    return str(value) if isinstance(value, Address) else value
 
 
 def _choose(
@@ -186,7 +193,7 @@ def _choose(
 
 def _converted(key: Key, value: Any) -> Any:
     """Return the value in the form that its class takes; what has none is left to be refused."""
-    if key.kind == NCtx and isinstance(value, str):
+    if key.kind == RequestedCtx and isinstance(value, str):
         return parse_tokens(value) or value
     return tuple(value) if isinstance(value, list) else value
 
@@ -194,7 +201,7 @@ def _converted(key: Key, value: Any) -> Any:
 def _parsed(key: Key, text: str) -> Any:
     """Return what the text of an environment variable says; nonsense is left to be refused."""
     base, _ = _plain(key.kind)
-    if key.kind in {NCtx, ListenAddress}:
+    if key.kind in (RequestedCtx, ListenAddress):
         return text
     try:
         if base is bool:
@@ -216,7 +223,7 @@ def _plain(kind: Any) -> tuple[type, list[str]]:
         return str, [" or ".join(map(repr, get_args(kind)))]
     extras = getattr(kind, "__metadata__", ())
     bounds = [
-        f"{words} {getattr(bound, name):g}"
+        f"{words} {getattr(bound, name):.15g}"
         for extra in extras
         for bound in getattr(extra, "metadata", ())
         for name, words in _BOUNDS.items()
@@ -230,8 +237,10 @@ def _only_known(file: File, known: Mapping[str, Key]) -> None:
     sections = sorted({key.section for key in known.values()})
     for section, table in file.tables.items():
         if section not in sections:
-            what = "section" if isinstance(table, dict) else "key outside of a section"
-            raise _unknown(file, what, section, sections)
+            places = [f"[{key.section}]" for key in known.values() if key.field == section]
+            if isinstance(table, dict):
+                raise _unknown(file, "section", section, sections)
+            raise _unknown(file, "key outside of a section", section, places or sections)
         if not isinstance(table, dict):
             message = f"file {file.path}: {section} must be a section, [{section}]"
             raise error(Code.CONFIG_INVALID, message, details={"field": section})
@@ -243,14 +252,16 @@ def _only_known(file: File, known: Mapping[str, Key]) -> None:
 
 def _unknown(file: File, what: str, name: str, names: list[str]) -> LlamactlError:
     near = difflib.get_close_matches(name, names, n=1)
+    in_section = names[0].startswith("[")
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    hint = f"it belongs into {' or '.join(names)}" if in_section else hint
     message = f"file {file.path}: {name[:VALUE_CHARS_MAX]!r} is no {what}"
     return error(
         Code.CONFIG_INVALID, message, hint=hint, details={"file": str(file.path), "field": name}
     )
 
 
-def _bad_section(section: str, values: Mapping[str, Value], problem: str) -> LlamactlError:
+def _bad_section(section: str, values: Mapping[str, Value], said: str) -> LlamactlError:
     """Return the error of values that do not go together, with all that were given."""
     given = {
         name: value.source
@@ -260,22 +271,29 @@ def _bad_section(section: str, values: Mapping[str, Value], problem: str) -> Lla
     in_file = any(source.startswith("file ") for source in given.values())
     return error(
         Code.CONFIG_INVALID if in_file else Code.INVALID_REQUEST,
-        f"[{section}]: {problem}",
+        f"[{section}]: {said}",
         hint=f"given: {'; '.join(f'{name} by {source}' for name, source in given.items())}",
         details={"field": section, "sources": given},
     )
 
 
-def _bad_value(key: Key, value: Value, kind: str, problem: str) -> LlamactlError:
+def _bad_value(key: Key, value: Value, kind: str, said: str) -> LlamactlError:
     where, _, name = value.source.partition(" ")
     told = f"{where} {name}" if where == "file" else name
     # A list is not repeated: an argument in it may be a secret that does not belong there.
     scalar = isinstance(value.value, str | int | float)
-    shown = f"={str(value.value)[:VALUE_CHARS_MAX]!r}" if scalar else ""
+    shown = f"={_literal(value.value)}" if scalar else ""
     code = kind if kind in {Code.INVALID_GEOMETRY, Code.OWNED_ARGUMENT} else Code.INVALID_REQUEST
     return error(
         Code.CONFIG_INVALID if where == "file" else code,
-        f"{told}{shown}: {problem}",
+        f"{told}{shown}: {said}",
         hint=f"{key.name} takes: {key.allowed}",
         details={"field": key.name, "source": value.source},
     )
+
+
+def _literal(value: str | float) -> str:
+    """Return the value as TOML writes it."""
+    if isinstance(value, str):
+        return repr(value[:VALUE_CHARS_MAX])
+    return str(value).lower()

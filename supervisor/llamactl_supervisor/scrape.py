@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from llamactl_supervisor import process
+from llamactl_supervisor import procfs
 from llamactl_supervisor.engine_metrics import MAXIMUM, PREFIX
 from llamactl_supervisor.errors import LlamactlError
 
@@ -127,7 +127,7 @@ class Scrape:
         metrics, running = self._metrics, snapshot.process
         memory, uptime_s = None, 0.0
         if running is not None:
-            uptime_s = process.uptime_s(running.engine)
+            uptime_s = procfs.uptime_s(running.engine)
             try:
                 memory = psutil.Process(running.engine.pid).memory_info()
             except psutil.Error:

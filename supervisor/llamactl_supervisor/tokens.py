@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import shlex
 import stat
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("llamactl.tokens")
 
+TOKEN_CHARS_MIN = 16
+"""64 random bits in hexadecimal; what is shorter can be guessed, or is a word."""
+TOKEN_DISTINCT_MIN = 8
+"""Different characters that a token has at least: one that repeats a few is no random one."""
 TOKEN_BYTES_MAX = 4096
-_MAKE = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+_MAKE = "openssl rand -hex 32"
 
 
 class Scope(Enum):
@@ -28,14 +33,16 @@ class Scope(Enum):
 
 
 class TokenFile:
-    """One token. A file that becomes unusable lets nobody in, and the log says why, once."""
+    """One token. A file that is unusable lets nobody in, and the log says why, once.
+
+    Also from the beginning: a daemon that would not start for it left its engine to nobody.
+    """
 
     def __init__(self, path: str) -> None:
-        """Read the token. Raises `invalid_request`."""
         self._path = path
         self._complaint = ""
         self._seen = self._stamp()
-        self._token: bytes | None = _read(path)
+        self._token = self._reread()
 
     def matches(self, given: bytes) -> bool:
         """Whether `given` is the token; takes the same time for every wrong one."""
@@ -54,14 +61,14 @@ class TokenFile:
 
     def _reread(self) -> bytes | None:
         try:
-            token = _read(self._path)
+            token = read(self._path)
         except LlamactlError as exc:
             if exc.message != self._complaint:
                 log.error("%s: nobody is let in by it", exc.message)
                 self._complaint = exc.message
             return None
         self._complaint = ""
-        log.info("token read again: %s", self._path)
+        log.info("token read: %s", self._path)
         return token
 
 
@@ -69,7 +76,6 @@ class Tokens:
     """The tokens of the control API by what they are good for."""
 
     def __init__(self, settings: ApiSettings) -> None:
-        """Read them. Raises `invalid_request` for a file that is missing, open or no token."""
         paths = {Scope.ADMIN: settings.token_file, Scope.READ: settings.read_token_file}
         self._files = {scope: TokenFile(path) for scope, path in paths.items() if path is not None}
 
@@ -79,7 +85,8 @@ class Tokens:
         return found[0] if found else None
 
 
-def _read(path: str) -> bytes:
+def read(path: str) -> bytes:
+    """Return the token; raises `invalid_request` for a file that is missing, open or no token."""
     try:
         # Not blocking: a pipe in its place must not hold up the daemon.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,14 +102,31 @@ def _read(path: str) -> bytes:
     if found.st_mode & 0o077:
         raise _unusable(path, "is open to others", f"chmod 600 {path}; make a new token in it")
     token = text.strip()
-    printable = token.isascii() and token.decode("ascii").isprintable() and b" " not in token
-    if not token or len(text) > TOKEN_BYTES_MAX or not printable:
-        raise _unusable(path, "holds no token: one line of printable characters", _make(path))
+    if len(text) > TOKEN_BYTES_MAX:
+        raise _unusable(path, f"has more than {TOKEN_BYTES_MAX} bytes", _make(path))
+    if (wrong := _weakness(token)) is not None:
+        raise _unusable(path, wrong, _make(path))
     return token
 
 
+def _weakness(token: bytes) -> str | None:
+    """Return why nobody should be let in by it, without repeating it; None: it may."""
+    if not token:
+        return "is empty"
+    if not all(ord("!") <= byte <= ord("~") for byte in token):
+        return "holds no token: one line of printable ASCII characters without blanks"
+    if len(token) < TOKEN_CHARS_MIN:
+        return f"holds a token that can be guessed: it has less than {TOKEN_CHARS_MIN} characters"
+    if len(set(token)) < TOKEN_DISTINCT_MIN:
+        return (
+            "holds a token that can be guessed: it has less than "
+            f"{TOKEN_DISTINCT_MIN} different characters"
+        )
+    return None
+
+
 def _make(path: str) -> str:
-    return f"(umask 077; {_MAKE} > {path})"
+    return f"(umask 077; {_MAKE} > {shlex.quote(path)})"
 
 
 def _unusable(path: str, what: str, hint: str) -> LlamactlError:
