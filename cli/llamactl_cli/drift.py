@@ -28,7 +28,8 @@ def fields(status: Status) -> dict[str, dict[str, Any]]:
 def drift(status: Status) -> str | None:
     """Return the same on one line; None where nothing differs."""
     changed = [
-        f"{name} is {pair['live']}, asked: {pair['asked']}" for name, pair in fields(status).items()
+        f"{name} is {text.written(pair['live'])}, asked: {text.written(pair['asked'])}"
+        for name, pair in fields(status).items()
     ]
     if status.override is None or not changed:
         return None

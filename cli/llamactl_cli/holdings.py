@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from llamactl_supervisor.models import AvoidedLine, EngineLook, SlotState
 
-    from llamactl_cli.proc import Resident
+    from llamactl_cli.smaps import Resident
 
     Rows = Iterator[tuple[str, str | None]]
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
-from llamactl_supervisor.errors import Code, ExitCode, LlamactlError, error
+from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, LlamactlError, error
 
+from llamactl_cli import without_daemon
 from llamactl_cli.output import JSON_FLAG, Output, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMAND = "llamactl"
+INSTANCE_FLAG, INSTANCE_ENV = "--instance", "LLAMACTL_INSTANCE"
+RUN = "run"
+"""A program of its own behind a door of ours: no parser is imported for it."""
 COMPLETE = "_LLAMACTL_COMPLETE"
 """Set by the script of `llamactl completion` when a shell asks for completions."""
 
@@ -24,8 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, as_json = split_json(sys.argv[1:] if argv is None else argv)
     output = Output(as_json=as_json)
     try:
-        return program(words or ["--help"], output)
+        return program(choose_instance(words) or ["--help"], output)
     except LlamactlError as exc:
+        if isinstance(exc, DaemonUnreachableError):
+            without_daemon.explain(exc)
         output.fail(exc)
         return exc.exit_code
     except OSError as exc:
@@ -40,6 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def program(words: list[str], output: Output) -> int:
     """Run the command and return its exit code; every failure is an exception."""
+    if words[0] == RUN:
+        # llama-server dies of it until it serves, and so do we while we are being imported.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from llamactl_cli import shim
+
+        return shim.main(words[1:])
+    # Else pydantic reads the metadata of everything that is installed, to find plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Not at the top: an interrupt while the parser is imported is one like any other.
     import typer
 
@@ -59,6 +74,25 @@ def program(words: list[str], output: Output) -> int:
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     return code or ExitCode.OK
+
+
+def choose_instance(words: list[str]) -> list[str]:
+    """Take `--instance NAME` out from before the command, and work in its directories."""
+    first, equals, name = words[0].partition("=") if words else ("", "", "")
+    if first == INSTANCE_FLAG:
+        name, words = (name, words[1:]) if equals else ((words[1:2] or [""])[0], words[2:])
+    elif not (name := os.environ.get(INSTANCE_ENV, "")):
+        return words
+    from llamactl_cli.run.places import Places
+    from llamactl_cli.run.words import UsageError, instance_name
+
+    try:
+        instance_name(name)
+    except UsageError as exc:
+        raise error(Code.INVALID_REQUEST, str(exc)) from None
+    os.environ.update(Places(os.environ.copy(), name).daemon_env())
+    os.environ.pop(INSTANCE_ENV, None)
+    return words
 
 
 def split_json(argv: Sequence[str]) -> tuple[list[str], bool]:

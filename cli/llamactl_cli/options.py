@@ -7,7 +7,8 @@ declines is refused (exit 5).
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -17,8 +18,6 @@ TIMEOUT_S_MAX = 7 * 24 * 3600.0
 PAGE_DAYS_MAX = 36500
 PAGE_DAYS = 30
 """How long damaged pages are kept."""
-RECONFIGURE_TIMEOUT_S = 180.0
-"""Not shorter: the wait for the safe point can be the prefill of one whole batch."""
 
 
 def tokens(text: str) -> int:
@@ -31,6 +30,13 @@ def tokens(text: str) -> int:
         message = f"must be {wanted}, not {text!r}"
         raise typer.BadParameter(message)
     return value
+
+
+def tokens_or_auto(text: str) -> int | str:
+    """Return a number of tokens, or `auto`."""
+    from llamactl_supervisor.models import AUTO
+
+    return text if text == AUTO else tokens(text)
 
 
 def slots(text: str) -> int:
@@ -81,7 +87,7 @@ def timeout(text: str | float) -> float:
     return value_s
 
 
-def one_size(n_ctx: int | None, per_slot: int | None) -> None:
+def one_size(n_ctx: int | str | None, per_slot: int | None) -> None:
     """Refuse a total beside a size per slot: one follows from the other."""
     if n_ctx is not None and per_slot is not None:
         message = "is the total already: give one of the two"
@@ -95,6 +101,19 @@ def total_tokens(per_slot: int, n_seq: int) -> int:
     except typer.BadParameter as exc:
         message = f"{per_slot} over {n_seq} slots {exc.message}"
         raise typer.BadParameter(message, param_hint="--per-slot") from None
+
+
+def engine_options(args: list[str] | None) -> list[str]:
+    """Return the engine's further arguments; a lone word is a slip, llama-server takes none."""
+    if args and not args[0].startswith("-"):
+        message = f"{args[0]!r} is no option of llama-server; a model is given with --model"
+        raise typer.BadParameter(message, param_hint="-- ARGS")
+    return args or []
+
+
+def absolute(path: Path | None) -> str | None:
+    """Return the path as the daemon is told it."""
+    return None if path is None else str(path.absolute())
 
 
 def _whole(text: str, what: str, least: int, most: int) -> int:
@@ -114,9 +133,47 @@ NCtx = Annotated[
         help="Context in tokens, in total over all slots; 128k is 131072.",
     ),
 ]
+RequestedCtx = Annotated[
+    Any,  # a number, `auto` or nothing: typer knows no unions
+    typer.Option(
+        "--n-ctx",
+        "-c",
+        parser=tokens_or_auto,
+        metavar="TOKENS",
+        help="Context in tokens, in total over all slots; 128k is 131072; auto: the engine's.",
+    ),
+]
 NSeq = Annotated[
     int | None,
     typer.Option("--n-seq", "-np", parser=slots, metavar="SLOTS", help="Slots, 1 to 256."),
+]
+EngineArgs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGS]", help="After `--`: further llama-server options."),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", "-m", metavar="PATH", help="A GGUF file."),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", parser=port, metavar="PORT", help="For the clients."),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="Where clients may come from; IPv4.",
+    ),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option("--api-key-file", metavar="PATH", help="Keys that clients must present."),
+]
+Engine = Annotated[
+    Path | None,
+    typer.Option("--engine", metavar="PATH", help="This llama-server; nothing is built."),
 ]
 Slot = Annotated[
     int, typer.Argument(parser=slot, metavar="SLOT", help="The slot's number, from 0.")
@@ -147,6 +204,18 @@ KvUnified = Annotated[
     bool | None,
     typer.Option(
         "--kv-unified/--no-kv-unified", help="One pool for all slots, or a part of it for each."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; touch nothing.")]
+RECONFIGURE_TIMEOUT_S = 180.0
+"""Not shorter: the wait for the safe point can be the prefill of one whole batch."""
+ReconfigureTimeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        parser=timeout,
+        metavar="SECONDS",
+        help="How long to wait for the end; a long prompt delays the safe point.",
     ),
 ]
 READ_TIMEOUT_S = 60.0

@@ -7,8 +7,11 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
+
+from llamactl_cli.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 JSON_FLAG = "--json"
 LAST_LINES_MAX = 12
-"""How many of a dead engine's last lines an error shows to a person."""
+"""How many last lines, of an engine or a daemon that is gone, an error shows to a person."""
 
 
 class _Closed(io.TextIOBase):
@@ -58,6 +61,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self._said: set[str] = set()
         for stream in (sys.stdout, sys.stderr):
             # A path may hold what the terminal cannot show.
             if isinstance(stream, io.TextIOWrapper):
@@ -68,16 +72,22 @@ class Output:
         """Whether notes are wanted: with --json a script may parse stderr, a terminal does not."""
         return not self.as_json or sys.stderr.isatty()
 
-    def emit(self, view: View) -> None:
-        """Write the result."""
-        self.line(_dump(view.data(), indent=2) if self.as_json else view.text())
+    def emit(self, view: View, *, raw: bool = False) -> None:
+        """Write the result; `raw` for a program, which is to have it as it is."""
+        text = _dump(view.data(), indent=2) if self.as_json else view.text()
+        self.line(text, raw=raw)
 
-    def emit_line(self, view: View) -> bool:
+    def emit_line(self, view: View, *, raw: bool = False) -> bool:
         """Write one result of many; False when nobody reads them any more."""
-        return self.line(_dump(view.data()) if self.as_json else view.text())
+        return self.line(_dump(view.data()) if self.as_json else view.text(), raw=raw)
 
-    def line(self, text: str) -> bool:
-        """Write `text` to stdout now; False when the reader is gone, which is no error."""
+    def line(self, text: str, *, raw: bool = False) -> bool:
+        """Write `text` to stdout now; False when the reader is gone, which is no error.
+
+        What would steer a terminal is written out, unless `raw`: names of pages and models, and
+        what the engine logs, may be chosen by whoever sends it requests.
+        """
+        text = text if raw or self.as_json else shown(text)
         try:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -106,6 +116,12 @@ class Output:
         if exc.hint:
             self._err(f"  {exc.hint}")
 
+    def say_once(self, text: str) -> None:
+        """Write a note that more than one part of a command may have."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
     @contextlib.contextmanager
     def activity(self, doing: str) -> Iterator[Callable[[str], None]]:
         """Show that something goes on; call the yielded function with news of it."""
@@ -113,15 +129,16 @@ class Output:
             yield lambda _: None
         elif sys.stderr.isatty():
             from rich.console import Console
+            from rich.text import Text
 
             with Console(stderr=True).status(doing) as status:
-                yield lambda news: status.update(news or doing)
+                yield lambda news: status.update(Text(shown(news or doing)))
         else:
             yield _Once(self.say).tell
 
     def _err(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
-            sys.stderr.write(text + "\n")
+            sys.stderr.write((text if self.as_json else shown(text)) + "\n")
             sys.stderr.flush()
 
 
@@ -139,4 +156,5 @@ class _Once:
 
 
 def _dump(data: Mapping[str, Any], indent: int | None = None) -> str:
-    return json.dumps(data, indent=indent, ensure_ascii=False)
+    dumped = json.dumps(data, indent=indent, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", dumped)  # they steer too

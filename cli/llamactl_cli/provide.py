@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,7 +12,6 @@ from llamactl_supervisor.errors import FailedError, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from llamactl_builder.build import EngineBuild
     from llamactl_builder.progress import Progress, ProgressCallback
@@ -77,6 +77,26 @@ class Provider:
                 yield show
         except BuilderError as exc:
             raise FailedError(exc.code, exc.message, hint=exc.hint) from exc
+
+
+def provided(output: Output, engine: Path | None, model: Path | None) -> tuple[Path, Path]:
+    """Return the engine and the model: those that are named, else configured, else ours."""
+    from llamactl_supervisor.config import Flag, load
+
+    asked = {"engine.engine_path": ("--engine", engine), "engine.model": ("--model", model)}
+    flags = {
+        key: Flag(name, str(path.absolute()))
+        for key, (name, path) in asked.items()
+        if path is not None
+    }
+    loaded = load(flags=flags)
+    found, provider = loaded.config.engine, Provider(output)
+    if found.model is not None:
+        given_model(Path(found.model))
+    if found.engine_path is not None:
+        given_engine(Path(found.engine_path), loaded.values["engine.engine_path"].source)
+    program = found.engine_path or provider.build().path
+    return Path(program), Path(found.model or provider.default_model())
 
 
 def given_model(path: Path) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llamactl_cli import holdings, proc, text
+from llamactl_cli import holdings, smaps, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llamactl_supervisor.models import AvoidedLine
+    from llamactl_supervisor.remains import Remnant
 
-    from llamactl_cli.proc import Resident
-    from llamactl_cli.remains import Remnant
+    from llamactl_cli.smaps import Resident
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,18 @@ class RemainsView:
     """What can be known of engines whose daemon is gone."""
 
     engines: list[Remnant]
-    saved: Mapping[str, Any]
+    model: str | None
     resident: Mapping[int, Resident]
     pauses: tuple[AvoidedLine, ...]
 
     @classmethod
     def of(
-        cls, engines: list[Remnant], saved: Mapping[str, Any], pauses: tuple[AvoidedLine, ...]
+        cls, engines: list[Remnant], model: str | None, pauses: tuple[AvoidedLine, ...]
     ) -> RemainsView:
-        """Return the view of `engines`, each with its memory; `saved` is what the daemon saved."""
-        model = _model_of(saved)
-        read = ((engine.pid, proc.resident(engine.pid, model)) for engine in engines)
+        """Return the view of `engines`, each with its memory, and of the `model` asked for last."""
+        read = ((engine.pid, smaps.resident(engine.pid, model)) for engine in engines)
         resident = {pid: found for pid, found in read if found is not None}
-        return cls(engines, saved, resident, pauses)
+        return cls(engines, model, resident, pauses)
 
     def text(self) -> str:
         """Return the table."""
@@ -59,16 +58,8 @@ class RemainsView:
         return {"daemon": None, "engines": engines, "pauses": pauses}
 
     def _model(self, engine: Remnant) -> str | None:
-        return _model_of(self.saved) if engine.adoptable else None
+        return self.model if engine.adoptable else None
 
     def _memory(self, engine: Remnant) -> dict[str, Any] | None:
         found = self.resident.get(engine.pid)
         return None if found is None else holdings.memory(found, None, None)
-
-
-def _model_of(saved: Mapping[str, Any]) -> str | None:
-    """Return the model that a saved state asks for."""
-    try:
-        return str(saved["desired"]["spec"]["model"])
-    except (KeyError, TypeError):
-        return None

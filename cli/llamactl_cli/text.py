@@ -52,14 +52,28 @@ def bar(part: int, whole: int, cells: int) -> str:
     return ("#" * max(full, min(part, 1))).ljust(cells, ".")
 
 
+def shown(text: str) -> str:
+    """Return the text with what would steer a terminal written out; it keeps lines and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
 def printable(text: str) -> str:
     """Return the text with what would steer a terminal or break a line written out instead."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
+    )
 
 
 def value(setting: object) -> str:
     """Return a value of the configuration as TOML writes it; `-` where there is none."""
     return "-" if setting is None else json.dumps(setting, ensure_ascii=False)
+
+
+def written(setting: object) -> str:
+    """Return a value as a sentence says it: as TOML writes it, or `absent`."""
+    return "absent" if setting is None else value(setting)
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -72,6 +86,11 @@ def columns(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 slot`, `2 slots`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def lost(lines: int) -> str:
+    """Return how many lines the ledger lacks; earlier daemons did not leave word of theirs."""
+    return f"{count(lines, 'line')} since the daemon began"
 
 
 def times(number: int) -> str:
@@ -88,6 +107,11 @@ def size(n_bytes: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{n_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def need(what: str, n_bytes: int, there: int | None) -> str:
+    """Return what is needed, and what there is of it where that is known."""
+    return f"{size(n_bytes)} of {what}" + ("" if there is None else f" ({size(there)} there)")
 
 
 def local(at: datetime) -> str:
@@ -129,6 +153,8 @@ def shape(asked: Geometry | LoadLine) -> str:
 
     It is how both can be given to `reconfigure`.
     """
+    if not isinstance(asked.n_ctx, int):
+        return f"{asked.n_ctx} x {asked.n_seq}"
     thousands, rest = divmod(asked.n_ctx, 1024)
     return f"{asked.n_ctx if rest else f'{thousands}k'} x {asked.n_seq}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llamactl_supervisor.errors import Code, FailedError, error
 
-from llamactl_cli.unit_files import NAMES, SERVICE, SOCKET
+from llamactl_cli.unit_files import NAMES, RUN_AS, SERVICE, SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,8 +34,8 @@ def systemd_version() -> int:
 def install(files: Mapping[Path, str], scope: Scope, *, force: bool) -> dict[Path, str]:
     """Write the files; return what was done about each.
 
-    Raises, before anything is written, `conflict` for a file that is not ours (unless `force`) and
-    `no_access`. What is replaced or removed is kept as *.bak.
+    Raises, before anything is written, `conflict` for a file that is not ours and for a service of
+    another user (unless `force`), and `no_access`. What is replaced or removed is kept as *.bak.
     """
     obsolete = [path for path in installed(scope) if path not in files]
     foreign = [path for path in installed(scope) if not _ours(path)]
@@ -45,6 +45,14 @@ def install(files: Mapping[Path, str], scope: Scope, *, force: bool) -> dict[Pat
             Code.CONFLICT,
             f"{', '.join(map(str, foreign))}: not written by llamactl, left as it is",
             hint="--force replaces it and keeps it as .bak",
+        )
+    before = _user(scope)
+    if scope.run_as is not None and before not in {None, scope.run_as} and not force:
+        raise error(
+            Code.CONFLICT,
+            f"the service that is installed runs as {before}, and would run as {scope.run_as}",
+            hint=f"--run-as {before}; --force changes it: what he has in "
+            "/var/lib/llamactl is not the other's to read",
         )
     _check_access(scope.directory)
     done: dict[Path, str] = {}
@@ -94,6 +102,20 @@ def uninstall(scope: Scope, *, force: bool) -> dict[Path, str]:
 def installed(scope: Scope) -> list[Path]:
     """Return which of our files, or others in their place, are there."""
     return [path for name in NAMES if os.path.lexists(path := scope.directory / name)]
+
+
+def put_aside(scope: Scope) -> list[Path]:
+    """Return what `install` has kept of files that it replaced."""
+    aside = (scope.directory / f"{name}.bak" for name in NAMES)
+    return [path for path in aside if os.path.lexists(path)]
+
+
+def _user(scope: Scope) -> str | None:
+    """Return whom the service that is there runs as; None: there is none, or it is a user's own."""
+    path = scope.directory / f"{SERVICE}.d" / RUN_AS
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    found = re.search(r"^User=(.*)$", text, re.MULTILINE)
+    return None if found is None else found[1]
 
 
 def _ours(path: Path) -> bool:

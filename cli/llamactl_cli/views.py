@@ -5,14 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import typer
+from llamactl_supervisor.errors import ExitCode
+
 from llamactl_cli import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamactl_supervisor.models import LifecycleResult, Receipt
+    from llamactl_supervisor.models import CarryReport, LifecycleResult, Receipt
 
     Rows = Iterator[tuple[str, str | None]]
+
+
+CARRIED: dict[str, str] = {
+    "back": "brought back",
+    "written": "kept in files",
+    "left": "left in files",
+    "dropped": "dropped from files",
+    "lost": "lost",
+}
+"""What a person reads of each fate of a conversation, in this order."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,9 @@ class LifecycleView:
             facts.append(f"pid {self.result.pid}")
         if self.result.load_s is not None:
             facts.append(f"loaded in {text.seconds(self.result.load_s)}")
-        return ", ".join(facts)
+        if self.result.port_closed_s is not None:
+            facts.append(f"port closed for {text.seconds(self.result.port_closed_s)}")
+        return "\n".join([", ".join(facts), *_carried(self.result.carried)])
 
     def data(self) -> dict[str, Any]:
         """Return the result as the daemon gave it."""
@@ -92,6 +107,35 @@ class ReceiptView:
             yield f"slot {parked.slot}", f"{would}parked whole ({parked.reason}): {fit}{waits}"
         if receipt.parked and receipt.outcome == "applied":
             yield "parked", "a reconfigure that has room for it places it back"
+
+
+def end(result: LifecycleResult | None, *, accept_loss: bool) -> None:
+    """End the command as one that failed where conversations were lost that were to be kept."""
+    report = None if result is None else result.carried
+    if report is not None and report.has_losses and not accept_loss:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _carried(report: CarryReport | None) -> list[str]:
+    """Return one line for all the conversations, one for each that is not where it should be."""
+    if report is None:
+        return []
+    fates = ((fate, report.of(fate)) for fate in CARRIED)
+    said = [f"{len(found)} {CARRIED[fate]}" for fate, found in fates if found]
+    if not said:
+        return [] if report.problem is None else [f"conversations: {report.problem.message}"]
+    tokens = text.count(sum(each.n_tokens for each in report.conversations), "token")
+    took = f"{text.size(report.n_bytes)} in {text.seconds(report.took_s)}"
+    cut = f", {text.count(report.n_cut, 'request')} cut" if report.n_cut else ""
+    lines = [f"conversations: {', '.join(said)} ({tokens}, {took}{cut})"]
+    if report.problem is not None:
+        lines.append(f"  {report.problem.message}")
+    for each in report.conversations:
+        if each.reason is not None:
+            name = f"{each.what} ({text.count(each.n_tokens, 'token')})"
+            file = "" if each.place != each.file else f" in {each.file}"
+            lines.append(f"  {each.fate}{file}: {name}: {each.reason}")
+    return [text.printable(line) for line in lines]
 
 
 def _in_brackets(text: str) -> str:

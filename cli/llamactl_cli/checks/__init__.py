@@ -2,6 +2,7 @@
 
     case       what is known before any check: paths, the daemon's status, what was asked for
     machine    python, tools for a build, engine, processor, limits, memory
+    options    what sets options of the engine beside our configuration
     places     directories, the control socket, the port, the model, API keys
     service    daemon, configuration, orphans, systemd, the command on PATH
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llamactl_supervisor.errors import LlamactlError
 
-from llamactl_cli import remains
+from llamactl_cli.connect import of_daemon
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """`status` None: no daemon answers, and `silence` says how. `request` is what was asked for."""
+    """`paths` are those of the daemon that answers; `request` is what was asked for.
+
+    `status` None: no daemon answers, and `silence` says how.
+    """
 
     paths: Paths
     status: Status | None
@@ -26,14 +29,15 @@ class Case:
     @classmethod
     def of(cls, paths: Paths) -> Case:
         """Return what can be known now."""
-        from llamactl_supervisor.client import ControlClient
+        from llamactl_supervisor import remains
+        from llamactl_supervisor.client import Client
 
-        with ControlClient(paths) as client:
+        with Client(paths) as client:
             try:
                 status = client.status()
             except LlamactlError as exc:
-                return cls(paths, None, exc.message, _saved(paths))
-        return cls(paths, status, "", status.desired)
+                return cls(paths, None, exc.message, remains.desired(paths))
+        return cls(of_daemon(paths, status.daemon), status, "", status.desired)
 
     @property
     def spec(self) -> EngineRequest | None:
@@ -50,13 +54,6 @@ class Case:
         """The engine that runs, with its daemon or without."""
         if self.status is not None:
             return None if self.status.engine is None else self.status.engine.pid
+        from llamactl_supervisor import remains
+
         return next(iter(remains.engine_pids(self.paths)), None)
-
-
-def _saved(paths: Paths) -> UpRequest | None:
-    from llamactl_supervisor.models import UpRequest
-
-    try:
-        return UpRequest.parse(remains.saved(paths).get("desired") or {})
-    except LlamactlError:
-        return None

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_cli import limits, proc, text, versions
+from llamactl_supervisor import memory as host
+
+from llamactl_cli import smaps, text, versions
 from llamactl_cli.checks import fail, ok, warn
 
 if TYPE_CHECKING:
@@ -87,16 +89,17 @@ def memory_lock(case: Case) -> Iterator[Finding]:
 def memory(case: Case) -> Iterator[Finding]:
     """Whether what the engine may come to take is there: by the machine and by every cgroup."""
     pid = case.engine_pid
-    bounds = limits.bounds(pid)
-    least = min(bounds, key=lambda bound: bound.free_bytes)
-    free = f"{text.size(least.free_bytes)} free by {least.name}"
+    there = host.available(to=pid)
+    free = "what is free is not known"
+    if there is not None:
+        free = f"{text.size(there.n_bytes)} free ({there.limit})"
     do = "a smaller context (`llamactl reconfigure`), or a higher limit"
     needed, what = _needed(case, pid)
     more = "an unknown amount" if needed is None else text.size(needed)
     told = f"{free}; {what} may take {more} more"
-    short = (needed or 0) + SPARE_BYTES > least.free_bytes
+    short = there is None or (needed or 0) + SPARE_BYTES > there.n_bytes
     yield warn("memory", told, do) if short else ok("memory", told)
-    found = None if pid is None else proc.resident(pid, case.model)
+    found = None if pid is None else smaps.resident(pid, case.model)
     if found is not None and found.swapped_bytes:
         gone = f"{text.size(found.swapped_bytes)} of the engine are swapped out"
         yield warn("swap", gone, "every token waits for the disk; take a smaller context")
@@ -109,7 +112,7 @@ def _needed(case: Case, pid: int | None) -> tuple[int | None, str]:
     if pid is None:
         path = None if case.model is None else Path(case.model)
         return (path.stat().st_size, "the weights") if path and path.is_file() else (0, "nothing")
-    found = proc.resident(pid, case.model)
+    found = smaps.resident(pid, case.model)
     if found is None:
         return None, "the engine"
     untouched = found.committed_bytes - found.anonymous_bytes - found.swapped_bytes

@@ -7,10 +7,11 @@ import os
 import shutil
 import socket
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_cli import proc, remains, text
+from llamactl_cli import smaps, text
 from llamactl_cli.checks import fail, ok, warn
 
 if TYPE_CHECKING:
@@ -37,15 +38,18 @@ def directories(case: Case) -> Iterator[Finding]:
 
 def control_socket(case: Case) -> Iterator[Finding]:
     """Whether the control socket is open to us alone, and somebody listens."""
+    from llamactl_supervisor import locks
+
     path = case.paths.control_socket
     try:
         found = path.stat()
     except OSError:
         yield ok("control socket", f"{path} is not there: no daemon")
         return
-    if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
+    closed = not stat.S_IMODE(path.parent.stat().st_mode) & 0o077
+    if found.st_uid != os.geteuid() or (stat.S_IMODE(found.st_mode) & 0o077 and not closed):
         yield fail("control socket", f"others may use {path}", f"rm {path}, start the daemon again")
-    elif case.status is None and remains.daemon_holds_lock(case.paths):
+    elif case.status is None and locks.daemon_lives(case.paths):
         yield ok("control socket", f"{path} is a daemon's that does not answer")
     elif case.status is None:
         yield ok("control socket", f"{path} is a dead daemon's; the next one takes its place")
@@ -114,12 +118,14 @@ def api_keys(case: Case) -> Iterator[Finding]:
 
 def _overwritten(path: Path, pid: int) -> bool:
     """Return whether the very file that the engine has mapped changed after the engine began."""
-    began = proc.began_at(pid)
+    from llamactl_supervisor import procfs
+
+    age_s = procfs.age_s(pid)
     found = path.stat()
-    if began is None or found.st_mtime <= began:
+    if age_s is None or found.st_mtime <= time.time() - age_s:
         return False
     return any(
-        (found.st_dev, found.st_ino) == mapped for mapped in proc.mapped_files(pid, path.suffix)
+        (found.st_dev, found.st_ino) == mapped for mapped in smaps.mapped_files(pid, path.suffix)
     )
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamactl_cli import remains, session, versions
+from llamactl_cli import session, versions
 from llamactl_cli.checks import fail, ok, warn
 
 if TYPE_CHECKING:
@@ -25,19 +25,21 @@ COMMAND = "llamactl"
 
 def daemon(case: Case) -> Iterator[Finding]:
     """Whether a daemon answers, and is of this version; whether its engine is well."""
-    from llamactl_supervisor.client import state_holder
+    from llamactl_supervisor import locks, remains
 
     status = case.status
     if status is None:
-        if remains.daemon_holds_lock(case.paths):
+        if locks.daemon_lives(case.paths):
             pid = case.paths.daemon_lock.read_text("utf-8", errors="replace").partition("\n")[0]
             do = f"look at {case.paths.daemon_log}; the engine outlives it: kill {pid}"
             yield fail("daemon", f"pid {pid} runs and does not answer: {case.silence}", do)
-        elif (holder := state_holder(case.paths)) is not None:
+        elif (holder := locks.elsewhere(case.paths)) is not None:
             do = "ask it with its LLAMACTL_RUNTIME_DIR, or set another LLAMACTL_STATE_DIR as well"
             yield fail("daemon", f"{holder} has the state directory {case.paths.state}", do)
         else:
             yield ok("daemon", "none runs; `llamactl up` starts one")
+            if (why := remains.given_up(case.paths)) is not None:
+                yield fail("engine state", f"failed: {why.message}", why.hint or "`llamactl up`")
         return
     found, own = status.daemon, versions.own()
     if found.version == own:
@@ -51,7 +53,8 @@ def daemon(case: Case) -> Iterator[Finding]:
 
 
 def configuration(_: Case) -> Iterator[Finding]:
-    """Whether file and environment make sense to the next daemon."""
+    """Whether file and environment make sense to the next daemon, and what they name is here."""
+    from llamactl_supervisor import groundwork
     from llamactl_supervisor.config import load, mistyped, mistyped_message
     from llamactl_supervisor.errors import LlamactlError
 
@@ -62,13 +65,18 @@ def configuration(_: Case) -> Iterator[Finding]:
     else:
         file = loaded.file
         yield ok("configuration", "no file" if file is None else str(file))
+        for lacking in groundwork.problems(loaded):
+            yield fail("configured", lacking.message, lacking.hint or "see the message")
         for name, nearest in mistyped(loaded.env).items():
             yield warn("environment", mistyped_message(name, nearest), f"unset {name}")
 
 
 def orphans(case: Case) -> Iterator[Finding]:
     """Whether engines run that no daemon owns."""
+    from llamactl_supervisor import remains
+
     found = remains.recorded(case.paths)
+    found += remains.unrecorded(case.paths, {each.pid for each in found})
     if case.status is not None:
         strangers = {stranger.pid for stranger in case.status.strangers}
         found = [each for each in found if each.pid in strangers]

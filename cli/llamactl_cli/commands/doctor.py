@@ -51,7 +51,7 @@ def doctor(ctx: typer.Context) -> None:
     """
     from llamactl_supervisor.config import load_paths
 
-    from llamactl_cli.checks import machine, places, service
+    from llamactl_cli.checks import machine, options, places, service
     from llamactl_cli.checks.case import Case
 
     output: Output = ctx.obj
@@ -60,7 +60,7 @@ def doctor(ctx: typer.Context) -> None:
     except LlamactlError as exc:
         view = DoctorView([fail("paths", exc.message, exc.hint or "")])
     else:
-        checks = (*machine.CHECKS, *places.CHECKS, *service.CHECKS)
+        checks = (*machine.CHECKS, *options.CHECKS, *places.CHECKS, *service.CHECKS)
         view = DoctorView([found for check in checks for found in _answers(check, case)])
     output.emit(view)
     if not view.well:
@@ -72,4 +72,6 @@ def _answers(check: Callable[[Case], Iterator[Finding]], case: Case) -> Iterator
     try:
         yield from check(case)
     except OSError as exc:
-        yield warn(check.__name__, f"cannot be checked: {exc}", "see the message")
+        what = exc.strerror or str(exc)
+        told = what if exc.filename is None else f"{exc.filename}: {what}"
+        yield warn(check.__name__, f"cannot be checked: {told}", "see the message")

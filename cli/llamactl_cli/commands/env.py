@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from llamactl_supervisor.errors import LlamactlError
 
-from llamactl_cli.connect import connect
+from llamactl_cli.connect import connect, of_daemon
 
 if TYPE_CHECKING:
     from llamactl_supervisor.config import Paths
@@ -63,13 +63,17 @@ class EnvView:
 def env(ctx: typer.Context) -> None:
     """Print sockets, logs and URLs as lines for a shell.
 
-    For eval "$(llamactl env)". Needs no daemon; without an engine the URLs are left out.
+    For eval "$(llamactl env)". Needs no daemon, and tells of the one that runs; without an engine
+    the URLs are left out.
     """
     output: Output = ctx.obj
     engine = None
     with connect(output) as client:
+        paths = client.paths
         try:
-            engine = client.status().engine
+            status = client.status()
         except LlamactlError as exc:
             output.say(exc.message)
-        output.emit(EnvView(client.paths, engine))
+        else:
+            engine, paths = status.engine, of_daemon(paths, status.daemon)
+        output.emit(EnvView(paths, engine), raw=True)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llamactl_cli import waiting
 from llamactl_cli.connect import connect
 from llamactl_cli.options import Timeout
-from llamactl_cli.views import LifecycleView
+from llamactl_cli.views import LifecycleView, end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llamactl_supervisor.client import ControlClient
-    from llamactl_supervisor.models import Operation
+    from llamactl_supervisor.client import Client
+    from llamactl_supervisor.models import LifecycleResult, Operation
 
     from llamactl_cli.output import Output
 
@@ -28,28 +28,58 @@ def start(ctx: typer.Context, timeout: Timeout = None) -> None:
     _run(ctx.obj, lambda client: client.start(), "starting the engine", timeout)
 
 
-def stop(ctx: typer.Context, timeout: Timeout = None) -> None:
+def stop(
+    ctx: typer.Context,
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now",
+            help="Even if a `llamactl run` has the engine; it ends too. Cut requests under way; "
+            "what they hold is kept. Once more, of an engine that is being stopped: without what "
+            "is not in files yet.",
+        ),
+    ] = False,
+    timeout: Timeout = None,
+) -> None:
     """Stop the engine; the daemon stays.
 
-    `llamactl start` runs the same engine again.
+    Its conversations are kept in files. `llamactl start` runs the same engine again, and brings
+    them back. One that lingers for the next `llamactl run` is stopped at once; one that has an
+    owner only with --now, else that is refused (exit 5). While it is being stopped, `stop --now`
+    ends the wait for requests, and another the wait for conversations: what is in no file by then
+    is lost, and named.
     """
-    _run(ctx.obj, lambda client: client.stop(), "stopping the engine", timeout)
+    _run(ctx.obj, lambda client: client.stop(now=now), "stopping the engine", timeout)
 
 
-def restart(ctx: typer.Context, timeout: Timeout = None) -> None:
+def restart(
+    ctx: typer.Context,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Even if a conversation cannot be kept."),
+    ] = False,
+    timeout: Timeout = None,
+) -> None:
     """Stop the engine and load it again.
 
-    Returns when it is ready. A geometry that was set live is kept.
+    Returns when it is ready. A geometry that was set live is kept, and so is every conversation:
+    where one cannot be, the engine runs on as it is (5). One that is lost all the same, since the
+    engine dies meanwhile, is named (1).
     """
-    _run(ctx.obj, lambda client: client.restart(), "restarting the engine", timeout)
+
+    def call(client: Client) -> Operation:
+        return client.restart(accept_loss=accept_loss)
+
+    result = _run(ctx.obj, call, "restarting the engine", timeout)
+    end(result, accept_loss=accept_loss)
 
 
 def _run(
     output: Output,
-    call: Callable[[ControlClient], Operation],
+    call: Callable[[Client], Operation],
     doing: str,
     timeout_s: float | None,
-) -> None:
+) -> LifecycleResult:
     from llamactl_supervisor.models import LifecycleResult
 
     with connect(output) as client:
@@ -57,3 +87,4 @@ def _run(
             client, call(client), output, LifecycleResult, doing=doing, timeout_s=timeout_s
         )
     output.emit(LifecycleView(result))
+    return result

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, error
 
-from llamactl_cli import connect, remains, text
+from llamactl_cli import connect, text
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.client import Holder
     from llamactl_supervisor.config import Paths
+    from llamactl_supervisor.locks import Holder
+    from llamactl_supervisor.remains import Remnant
 
     from llamactl_cli.output import Output
-    from llamactl_cli.remains import Remnant
 
 PROOF = "its holder's record names this very process (pid, start, boot)"
 
@@ -45,7 +45,9 @@ class OrphansView:
         """Return the same; `age_s` is null for what is gone."""
         return {
             "orphans": [
-                asdict(each)
+                {"pid": each.pid, "start_ticks": each.process.start_ticks, "role": each.role}
+                | {"instance_id": each.instance_id, "adoptable": each.adoptable}
+                | {"doubt": each.doubt, "holder_pid": each.holder and each.holder.pid}
                 | {"age_s": each.age_s, "proven": each.doubt is None}
                 | {"ended": self.gone.get(each.pid, False), "do": self._do(each)}
                 for each in self.found
@@ -82,21 +84,22 @@ def orphans(
     What cannot be proven to be ours is named and never signalled. Exit 0: there is none left; 1:
     there is.
     """
-    from llamactl_supervisor.client import state_holder
-    from llamactl_supervisor.config import load
+    from llamactl_supervisor import locks
 
     output: Output = ctx.obj
     paths, gone = connect.paths(output), {}
-    with remains.daemon_lock(paths) as alone:
+    with locks.alone(paths) as alone:
         found = _found(paths, daemon=alone is False)
         if end:
-            term_s = load().config.daemon.stop_term_s
+            from llamactl_supervisor import reap
+
+            term_s = connect.settings(output).stop_term_s
             proven = [each for each in found if each.doubt is None]
             with output.activity("ending") as tell:
                 for each in proven:
                     tell(f"ending {each.role} {each.pid}")
-                    gone[each.pid] = remains.end(each, term_s)
-    view = OrphansView(found, gone, state_holder(paths))
+                    gone[each.pid] = reap.end(paths, each, term_s)
+    view = OrphansView(found, gone, locks.elsewhere(paths))
     output.emit(view)
     if view.left:
         raise typer.Exit(ExitCode.FAILED)
@@ -104,13 +107,15 @@ def orphans(
 
 def _found(paths: Paths, *, daemon: bool) -> list[Remnant]:
     """Return the orphans. A daemon says itself what it does not own: it may be starting one."""
+    from llamactl_supervisor import remains
+
     recorded = remains.recorded(paths)
     found = recorded + remains.unrecorded(paths, {each.pid for each in recorded})
     if not daemon:
         return found
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
 
-    with ControlClient(paths) as client:
+    with Client(paths) as client:
         try:
             status = client.status()
         except DaemonUnreachableError as exc:

@@ -22,7 +22,7 @@ from llamactl_cli.provide import Provider, given_engine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
     from llamactl_supervisor.models import UpRequest
 
     from llamactl_cli.output import Output
@@ -37,6 +37,7 @@ STAGING = ".page-staging"
 """No page's name can end in it: what an interrupted publication left."""
 PAGE_STATES = ("whole", "plain", "degraded", "damaged", "unknown", "pending")
 PAGES_OPTION = "--slot-save-path"
+"""The engine takes `_` for `-` in it."""
 
 
 def _directory(value: str) -> Path:
@@ -217,7 +218,7 @@ def _run(
         raise typer.Exit(code)
 
 
-def _desired(client: ControlClient) -> UpRequest | None:
+def _desired(client: Client) -> UpRequest | None:
     """Return what the daemon's engine was asked to be; None without one or without a daemon."""
     from llamactl_supervisor.errors import DaemonUnreachableError
 
@@ -230,7 +231,7 @@ def _desired(client: ControlClient) -> UpRequest | None:
 def _own_directory(desired: UpRequest | None) -> Path | None:
     """Return the directory that the engine was given in its own words, None: llamactl's."""
     args = () if desired is None else desired.spec.extra_args
-    given = [value for name, value in pairwise(args) if name == PAGES_OPTION]
+    given = [value for name, value in pairwise(args) if name.replace("_", "-") == PAGES_OPTION]
     if not given:
         return None
     if not Path(given[-1]).is_absolute():

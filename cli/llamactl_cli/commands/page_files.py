@@ -14,7 +14,7 @@ from llamactl_cli.options import FileName, PageName, Slot, Timeout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
     from llamactl_supervisor.models import FileReceipt, Operation
 
     from llamactl_cli.output import Output
@@ -98,7 +98,7 @@ def restore(ctx: typer.Context, filename: FileName, slot: Slot, timeout: Timeout
 
 def _run(
     output: Output,
-    call: Callable[[ControlClient], Operation],
+    call: Callable[[Client], Operation],
     done: str,
     timeout_s: float | None,
 ) -> FileReceipt:

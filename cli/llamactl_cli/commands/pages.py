@@ -14,7 +14,7 @@ from llamactl_cli.options import READ_TIMEOUT_S, PageName, ReadTimeout, Slot, Ti
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
     from llamactl_supervisor.models import Operation, Page, PageReceipt, Pages
 
     from llamactl_cli.output import Output
@@ -27,7 +27,18 @@ class PagesView:
     pages: Pages
 
     def text(self) -> str:
-        """Return the table, or that there is nothing."""
+        """Return the table, or that there is nothing; then what is in files alone, and why."""
+        if not self.pages.left:
+            return self._pages()
+        rows = [
+            (*(each.file, each.what, str(each.n_tokens)), text.size(each.n_bytes), each.reason)
+            for each in self.pages.left
+        ]
+        heads = ("left in files", "was", "tokens", "bytes", "reason")
+        table = text.columns(heads, [tuple(text.printable(str(e)) for e in row) for row in rows])
+        return f"{self._pages()}\n\n{table}"
+
+    def _pages(self) -> str:
         if not self.pages.pages:
             return "no pages"
         rows = [
@@ -76,8 +87,9 @@ def _state(page: Page) -> str:
 
 
 def ls(ctx: typer.Context, timeout: ReadTimeout = READ_TIMEOUT_S) -> None:
-    """List the pages, parked conversations among them.
+    """List the pages, parked conversations among them, and what files hold beside them.
 
+    That is what the engine did not take in its start; `drop` removes it by the name of its file.
     A sleeping engine sleeps on.
     """
     output: Output = ctx.obj
@@ -106,7 +118,7 @@ def in_(ctx: typer.Context, name: PageName, slot: Slot, timeout: Timeout = None)
 
 
 def drop(ctx: typer.Context, name: PageName, timeout: Timeout = None) -> None:
-    """Free page NAME and the conversation in it.
+    """Free page NAME and the conversation in it; or remove what is left in file NAME.
 
     Wakes a sleeping engine.
     """
@@ -115,7 +127,7 @@ def drop(ctx: typer.Context, name: PageName, timeout: Timeout = None) -> None:
 
 def _run(
     output: Output,
-    call: Callable[[ControlClient], Operation],
+    call: Callable[[Client], Operation],
     done: str,
     timeout_s: float | None,
 ) -> None:

@@ -24,9 +24,12 @@ def reap(
     """Clear away what a dead daemon left: sockets, directories, an engine it was to stop.
 
     An engine that was not to be stopped (its daemon crashed, or handed it over) is left to the
-    next daemon. Needs no daemon, and is refused while there is one (exit 5).
+    next daemon. Needs no daemon, and is refused while there is one (exit 5). With --json: the pids
+    of engines that were ended and that were left, and the paths that were removed.
     """
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "reap"]
-    argv += ["--log-format", "json"] if ctx.obj.as_json else []
+    if ctx.obj.as_json:
+        sys.stdout.write("")  # raises where it is closed, which cannot be seen from what follows
+        argv += ["--log-format", "json"]
     argv += [] if unit is None else ["--unit", unit]
     os.execv(argv[0], [*argv, *(["--user"] if user else [])])

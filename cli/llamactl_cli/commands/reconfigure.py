@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,18 +10,19 @@ from llamactl_cli import waiting
 from llamactl_cli.connect import connect
 from llamactl_cli.options import (
     RECONFIGURE_TIMEOUT_S,
+    DryRun,
     KvUnified,
     NCtx,
     NSeq,
     PerSlot,
+    ReconfigureTimeout,
     one_size,
     total_tokens,
 )
-from llamactl_cli.options import timeout as timeout_s
 from llamactl_cli.views import ReceiptView
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
 
     from llamactl_cli.output import Output
 
@@ -32,18 +33,8 @@ def reconfigure(
     n_seq: NSeq = None,
     per_slot: PerSlot = None,
     kv_unified: KvUnified = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would happen; touch nothing.")
-    ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            parser=timeout_s,
-            metavar="SECONDS",
-            help="How long to wait for the end; a long prompt delays the safe point.",
-        ),
-    ] = RECONFIGURE_TIMEOUT_S,
+    dry_run: DryRun = False,
+    timeout: ReconfigureTimeout = RECONFIGURE_TIMEOUT_S,
 ) -> None:
     """Change context size or slot count live.
 
@@ -69,7 +60,7 @@ def reconfigure(
     output.emit(ReceiptView(receipt))
 
 
-def _n_seq(client: ControlClient) -> int:
+def _n_seq(client: Client) -> int:
     """Return how many slots the engine has now."""
     from llamactl_supervisor.errors import Code, error
 

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from llamactl_cli.run.places import cached_engine
+
 
 class LogFormat(StrEnum):
     """How a line of the daemon's log is written."""
@@ -28,6 +30,12 @@ def serve(
         Path | None,
         typer.Option("--config", metavar="FILE", help="Instead of LLAMACTL_CONFIG and the usual."),
     ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Apply the configuration file as it changes, by a relaunch if need be."
+        ),
+    ] = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Lines for people, or JSON.")
     ] = LogFormat.TEXT,
@@ -39,5 +47,23 @@ def serve(
     argv = [sys.executable, "-P", "-m", "llamactl_supervisor", "serve"]
     argv += ["--log-format", LogFormat.JSON if ctx.obj.as_json else log_format]
     argv += ["--no-resume"] if no_resume else []
+    argv += ["--watch"] if watch else []
     argv += [] if config is None else ["--config", str(config)]
-    os.execv(argv[0], argv)
+    os.execve(argv[0], argv, os.environ | _engine(config))
+
+
+def _engine(file: Path | None) -> dict[str, str]:
+    """Name the engine that was built, for a first daemon that is told a model and no engine."""
+    from llamactl_supervisor.config import load
+    from llamactl_supervisor.errors import LlamactlError
+
+    try:
+        loaded = load(file=file)
+    except LlamactlError:
+        return {}  # the daemon says so
+    engine = loaded.config.engine
+    is_first = not loaded.paths.state_file.exists()
+    if engine.model is None or engine.engine_path is not None or not is_first:
+        return {}
+    path = cached_engine()
+    return {"LLAMACTL_ENGINE_PATH": path} if path else {}

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 from llamactl_supervisor.errors import DaemonUnreachableError, ExitCode
 
-from llamactl_cli import drift, holdings, proc, remains, text
-from llamactl_cli.connect import connect
+from llamactl_cli import drift, holdings, smaps, text
+from llamactl_cli.connect import connect, of_daemon
 from llamactl_cli.remains_view import RemainsView
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
     from llamactl_supervisor.config import Paths
-    from llamactl_supervisor.models import AvoidedLine, EngineLook, Receipt, Status
+    from llamactl_supervisor.models import AvoidedLine, EngineLook, Receipt, Status, UpRequest
 
     from llamactl_cli.output import Output
-    from llamactl_cli.proc import Resident
+    from llamactl_cli.smaps import Resident
 
 SERVING = ("ready", "reconfiguring")
 RECENT_LINES = 100
 """As many lines of the ledger are looked through for pauses."""
 PAUSES_MAX = 3
 
+TAKEN_ALONG = "conversations that it held in no file are lost"
+
 
 @dataclass(frozen=True)
 class StatusView:
     """What the daemon, the engine, the kernel and the ledger say.
 
-    `uptime_s` and `resident` are the engine's; None without one. `look` None: it serves nothing.
+    `uptime_s` and `resident` are the engine's; None without one. `look` None: it serves nothing, or
+    `silence` says why it could not be asked.
     `rates` are tokens per second by slot, where somebody measured them.
     """
 
@@ -43,6 +45,7 @@ class StatusView:
     resident: Resident | None = None
     pauses: tuple[AvoidedLine, ...] = ()
     rates: Mapping[int, float] = field(default_factory=dict)
+    silence: str | None = None
 
     def text(self) -> str:
         """Return the table, one screen of 80 columns."""
@@ -56,24 +59,41 @@ class StatusView:
             ("engine", self._engine()),
             ("problem", None if problem is None else problem.message),
             ("last exit", self._last_exit()),
-            ("crash record", status.crash_record if self._last_exit() else None),
+            ("crash record", status.crash_record),
+            ("its memory", None if status.crash_record is None else TAKEN_ALONG),
+            ("owner", self._owner()),
             ("url", None if engine is None else engine.url),
             ("model", None if spec is None else text.middle(spec.model, text.PATH_COLUMNS)),
             ("context", None if geometry is None else text.geometry(geometry)),
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", drift.drift(status)),
             ("dropped", self._dropped()),
+            ("config", self._config()),
             *(
-                ("unapplied", f"{c.field} is {text.value(c.before)}, not {text.value(c.after)}")
+                (
+                    "cut off",
+                    f"the apply by {text.printable(each.by)}, with the daemon before: "
+                    f"{each.came_to}",
+                )
+                for each in status.lost
+            ),
+            *(
+                ("unapplied", f"{c.field} is {text.written(c.before)}, not {text.written(c.after)}")
                 for c in status.unapplied
             ),
+            ("slots", None if self.silence is None else f"not known: {self.silence}"),
             *([] if look is None else holdings.slots(look, self.rates)),
             ("pages", None if look is None else holdings.pages(look)),
             *([] if memory is None else holdings.memory_rows(memory)),
             ("weights", self._weights()),
             ("ledger", f"{loads}, {status.loads_avoided} avoided by reconfiguring"),
+            ("lost", self._lost()),
+            ("log", self._log()),
+            ("unsaved", None if status.unsaved is None else status.unsaved.message),
             *holdings.pauses(self.pauses),
             ("parked", self._parked(None if engine is None else engine.last_reconfigure)),
+            ("in files", self._in_files()),
+            ("carrying", status.carrying if running is None else None),
             ("doing", None if running is None else f"{running.kind} {running.progress}".strip()),
             ("daemon", f"pid {status.daemon.pid}, version {status.daemon.version}"),
             *(
@@ -90,10 +110,17 @@ class StatusView:
             "uptime_s": self.uptime_s,
             "drift": drift.fields(self.status),
             "holds": None if look is None else look.model_dump(mode="json", exclude_unset=True),
+            "holds_not_known": self.silence,
             "memory": self.memory(),
             "pauses": [line.model_dump(mode="json") for line in self.pauses],
         }
         return self.status.model_dump(mode="json") | derived
+
+    def _config(self) -> str | None:
+        config = self.status.config
+        if config is None or config.problem is None:
+            return None
+        return f"{config.file} has changed and is not in force: {config.problem.message}"
 
     def memory(self) -> dict[str, Any] | None:
         """Return the memory ledger; None without an engine."""
@@ -114,14 +141,26 @@ class StatusView:
         if status.retry_in_s is not None:
             facts.append(f"retry in {text.seconds(status.retry_in_s)}")
         if status.crashes:
-            facts.append(f"crashed {text.times(status.crashes)}")
+            in_a_row = " in a row" if status.crashes > 1 else ""
+            failures = f"{text.count(status.crashes, 'failure')}{in_a_row}"
+            over_s = status.forgotten_in_s
+            after = f"after {failures}, forgotten in {text.seconds(over_s or 0.0)}"
+            facts.append(failures if over_s is None else after)
         return ", ".join(facts)
+
+    def _owner(self) -> str | None:
+        """Who has an engine of `llamactl run`; without one, how long it stays for the next."""
+        owner, lingers_s = self.status.owner, self.status.lingers_s
+        if owner is not None:
+            return f"run pid {owner.pid}, port {owner.port}"
+        return None if lingers_s is None else f"none; it stays for {text.seconds(lingers_s)}"
 
     def _last_exit(self) -> str | None:
         ended = self.status.last_exit
         if ended is None or self.status.engine is not None:
             return None
-        return f"{ended.summary}, {text.local(ended.at)}"
+        reason = "" if ended.reason is None else f", by the daemon: {text.printable(ended.reason)}"
+        return f"{ended.summary}, {text.local(ended.at)}{reason}"
 
     def _dropped(self) -> str | None:
         dropped = self.status.dropped_override
@@ -129,6 +168,23 @@ class StatusView:
             return None
         asked = f"n_ctx {dropped.n_ctx}, n_seq {dropped.n_seq}"
         return f"{asked}, set live {text.local(dropped.at)}: the engine crashed soon after"
+
+    def _lost(self) -> str | None:
+        lost = self.status.ledger_lost
+        return f"of the ledger {text.lost(lost)}: no disk took them" if lost else None
+
+    def _in_files(self) -> str | None:
+        """Return what waits in files: for the next engine, or for one that takes it."""
+        status = self.status
+        if not status.in_files:
+            return None
+        found = text.count(status.in_files, "conversation")
+        hint = "for the next start" if status.engine is None else "see `llamactl pages ls`"
+        return f"{found}, {text.size(status.in_files_bytes)}: {hint}"
+
+    def _log(self) -> str | None:
+        dropped = 0 if self.status.engine is None else self.status.engine.log_dropped_bytes
+        return f"{text.size(dropped)} are missing in it: no disk took them" if dropped else None
 
     def _weights(self) -> str | None:
         engine = self.status.engine
@@ -164,49 +220,44 @@ def status(ctx: typer.Context) -> None:
         raise typer.Exit(ExitCode.NOT_RUNNING)
 
 
-def view_of(client: ControlClient, found: Status) -> StatusView:
+def view_of(client: Client, found: Status) -> StatusView:
     """Return the view of a status, with what only the engine, the kernel and the ledger know."""
+    from llamactl_supervisor import procfs
     from llamactl_supervisor.errors import LlamactlError
 
-    look = None
+    look, silence = None, None
     if found.state in SERVING:
-        with contextlib.suppress(LlamactlError):  # it may end while we ask
+        try:
             look = client.look()
-    pauses = _pauses(client.paths)
+        except LlamactlError as exc:  # it may end while we ask
+            silence = exc.message
+    pauses = _pauses(of_daemon(client.paths, found.daemon))
     if found.engine is None:
-        return StatusView(found, look=look, pauses=pauses)
+        return StatusView(found, look=look, silence=silence, pauses=pauses)
     pid = found.engine.pid
-    model = None if found.desired is None else found.desired.spec.model
-    return StatusView(found, proc.age_s(pid), look, proc.resident(pid, model), pauses)
+    model = _model_of(found.desired)
+    resident = smaps.resident(pid, model)
+    return StatusView(found, procfs.age_s(pid), look, resident, pauses, silence=silence)
+
+
+def _model_of(request: UpRequest | None) -> str | None:
+    return None if request is None else request.spec.model
 
 
 def _remains(paths: Paths, output: Output, exc: DaemonUnreachableError) -> None:
-    """Show the engines that outlived the daemon; name them in its error too.
+    """Show the engines that outlived the daemon."""
+    from llamactl_supervisor import remains
 
-    And the daemon of another runtime directory that has the state: none of ours can start then.
-    """
-    from llamactl_supervisor.client import state_holder
-
-    holder = state_holder(paths)
-    if holder is not None:
-        exc.hint = f"{holder} has the state directory {paths.state}: ask it with its own"
-        exc.hint += " LLAMACTL_RUNTIME_DIR"
-        exc.details["state_owned_by"] = str(holder)
     if "pid" in exc.details:  # it lives, and its engine is its own
         return
     engines = [found for found in remains.recorded(paths) if found.role == "engine"]
-    if not engines:
-        return
-    pids = [found.pid for found in engines]
-    if holder is None:
-        exc.hint = f"engine {pids[0]} outlived it: `llamactl up` adopts it, `down` stops it"
-    exc.details["engine_pids"] = pids
-    output.emit(RemainsView.of(engines, remains.saved(paths), _pauses(paths)))
+    if engines:
+        output.emit(RemainsView.of(engines, _model_of(remains.desired(paths)), _pauses(paths)))
 
 
 def _pauses(paths: Paths) -> tuple[AvoidedLine, ...]:
-    from llamactl_supervisor.client import recent_lines
+    from llamactl_supervisor import ledger
     from llamactl_supervisor.models import AvoidedLine
 
-    lines = recent_lines(paths, RECENT_LINES)
+    lines = ledger.recent(paths.ledger_file, RECENT_LINES)
     return tuple(line for line in lines if isinstance(line, AvoidedLine))[-PAUSES_MAX:]

@@ -27,21 +27,29 @@ Force = Annotated[bool, typer.Option("--force", help="Do it nevertheless.")]
 
 @dataclass(frozen=True)
 class UnitsView:
-    """What was done about each file, and what to do next."""
+    """What was done about each file, and what to do next.
+
+    `left_out` are variables of the environment that set something here and not in the service.
+    """
 
     done: dict[Path, str]
     next: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return a row for each file."""
         rows = [(what, str(path)) for path, what in self.done.items()]
         steps = [("next" if n == 0 else "", step) for n, step in enumerate(self.next)]
-        return text.table([*rows, *steps]) if self.done else "there is nothing to remove"
+        if not self.done:
+            return "there is nothing to remove"
+        left = [("left out" if n == 0 else "", name) for n, name in enumerate(self.left_out)]
+        do = [("", "set here only: put it into the configuration file, or `systemctl edit`")]
+        return text.table([*rows, *left, *(do if left else []), *steps])
 
     def data(self) -> dict[str, Any]:
         """Return the same."""
         files = {str(path): what for path, what in self.done.items()}
-        return {"files": files, "next": list(self.next)}
+        return {"files": files, "next": list(self.next), "left_out": list(self.left_out)}
 
 
 @dataclass(frozen=True)
@@ -81,13 +89,16 @@ def install(
 ) -> None:
     """Write llamactl.socket, llamactl.service and their drop-ins; say what to do next.
 
-    Nothing is started. A file that is not llamactl's own is left alone (exit 5) unless --force,
-    which keeps it as .bak. Changes of yours belong into drop-ins: systemctl edit.
+    Nothing is started. A file that is not llamactl's own, and a service of another user, are left
+    alone (exit 5) unless --force, which keeps the file as .bak. Changes of yours belong into
+    drop-ins: systemctl edit.
     """
-    from llamactl_cli import unit_files, unit_install
+    from llamactl_cli import unit_files, unit_install, unit_readiness
 
     output: Output = ctx.obj
     scope = _scope(user, run_as)
+    if scope.run_as is not None and (named := os.environ.get("LLAMACTL_CONFIG")) and not force:
+        unit_readiness.check_config(Path(named).absolute(), scope.run_as)
     version = unit_install.systemd_version()
     if gpu is None:
         gpu = any(Path(device).exists() for device in GPUS)
@@ -100,20 +111,22 @@ def install(
         output.say(f"systemd {version} hands nothing over: a restart loads the weights again")
     if scope.run_as == "root":
         output.say("it will run as root; --run-as names another user")
-    output.emit(UnitsView(done, _next(scope)))
+    output.emit(UnitsView(done, _next(scope), unit_readiness.left_out(scope, os.environ)))
 
 
 def uninstall(ctx: typer.Context, user: User = None, force: Force = False) -> None:
     """Remove the units that install wrote.
 
-    Refused (exit 5) while they are enabled or active. State, pages and logs stay.
+    Refused (exit 5) while they are enabled or active. State, pages and logs stay, and what install
+    had kept as .bak, which is named.
     """
     from llamactl_cli import unit_install
 
     output: Output = ctx.obj
     scope = _scope(user, None)
     done = unit_install.uninstall(scope, force=force)
-    output.emit(UnitsView(done, (" ".join((*scope.systemctl, "daemon-reload")),)))
+    kept = [f"rm {path}  # kept by install" for path in unit_install.put_aside(scope)]
+    output.emit(UnitsView(done, (" ".join((*scope.systemctl, "daemon-reload")), *kept)))
 
 
 def _scope(user: bool | None, run_as: str | None) -> Scope:
@@ -150,7 +163,8 @@ def _next(scope: Scope) -> tuple[str, ...]:
     systemctl = " ".join(scope.systemctl)
     steps = [f"{systemctl} daemon-reload", f"{systemctl} enable --now {SOCKET} {SERVICE}"]
     if scope.run_as is not None:
-        steps.append("export LLAMACTL_RUNTIME_DIR=/run/llamactl  # where the commands find it")
+        where = "LLAMACTL_RUNTIME_DIR=/run/llamactl LLAMACTL_STATE_DIR=/var/lib/llamactl"
+        steps.append(f"export {where}  # where the commands find it")
     elif not session.lingers():
         steps.append("loginctl enable-linger  # else it ends at your last logout")
     return tuple(steps)

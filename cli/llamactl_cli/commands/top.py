@@ -20,7 +20,7 @@ from llamactl_cli.connect import connect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
     from llamactl_supervisor.models import EngineLook
 
     from llamactl_cli.output import Output
@@ -89,7 +89,7 @@ def top(
             _watch(client)
 
 
-def _watch(client: ControlClient) -> None:
+def _watch(client: Client) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -97,15 +97,15 @@ def _watch(client: ControlClient) -> None:
     try:
         with _keys() as asked_to_end, Live(screen=True, auto_refresh=False) as screen:
             while True:
-                shown = Text(f"{_shown(client, sampler)}\n\nq ends", no_wrap=True, overflow="crop")
-                screen.update(shown, refresh=True)
+                drawn = f"{text.shown(_shown(client, sampler))}\n\nq ends"
+                screen.update(Text(drawn, no_wrap=True, overflow="crop"), refresh=True)
                 if asked_to_end(PERIOD_S):
                     return
     except KeyboardInterrupt:
         return
 
 
-def _shown(client: ControlClient, sampler: Sampler) -> str:
+def _shown(client: Client, sampler: Sampler) -> str:
     try:
         return _frame(client, sampler).text()
     except DaemonUnreachableError as exc:
@@ -115,7 +115,7 @@ def _shown(client: ControlClient, sampler: Sampler) -> str:
     return text.screen(rows)
 
 
-def _frame(client: ControlClient, sampler: Sampler) -> Frame:
+def _frame(client: Client, sampler: Sampler) -> Frame:
     view = view_of(client, client.status())
     return Frame(replace(view, rates=sampler.rates(view.look, time.monotonic())))
 

@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llamactl_cli import drift, session, text, waiting
+from llamactl_cli import drift, resume, text, waiting
 from llamactl_cli.connect import connect
 from llamactl_cli.options import (
+    ApiKeyFile,
+    Engine,
+    EngineArgs,
+    Host,
     KvUnified,
-    NCtx,
+    Model,
     NSeq,
     PerSlot,
+    Port,
+    RequestedCtx,
     Timeout,
+    absolute,
+    engine_options,
     one_size,
-    port,
     total_tokens,
 )
 from llamactl_cli.provide import Provider, given_engine, given_model
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
+    from llamactl_supervisor.config import Loaded
     from llamactl_supervisor.models import (
-        EngineConfig,
         EngineStatus,
         LifecycleResult,
         Operation,
@@ -53,6 +60,7 @@ class UpView:
     status: Status
     steps: list[str]
     daemon_started: bool
+    resumed: bool
     total_s: float
 
     def text(self) -> str:
@@ -87,6 +95,7 @@ class UpView:
             "drift": drift.fields(self.status),
             "daemon_pid": self.status.daemon.pid,
             "daemon_started": self.daemon_started,
+            "resumed": self.resumed,
             "steps": self.steps,
             "total_s": round(self.total_s, 3),
         }
@@ -102,91 +111,74 @@ class UpView:
 
 def up(
     ctx: typer.Context,
-    engine_args: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- ARGS]", help="After `--`: further llama-server options."),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", "-m", metavar="PATH", help="A GGUF file. [default: SmolLM2 135M]"),
-    ] = None,
-    n_ctx: NCtx = None,
+    engine_args: EngineArgs = None,
+    model: Model = None,
+    n_ctx: RequestedCtx = None,
     n_seq: NSeq = None,
     per_slot: PerSlot = None,
     kv_unified: KvUnified = None,
-    tcp_port: Annotated[
-        int | None,
-        typer.Option(
-            "--port", parser=port, metavar="PORT", help="For the clients. [default: 8080]"
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="Where clients may come from; IPv4. [default: 127.0.0.1]",
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option("--api-key-file", metavar="PATH", help="Keys that clients must present."),
-    ] = None,
-    engine: Annotated[
-        Path | None,
-        typer.Option("--engine", metavar="PATH", help="This llama-server; nothing is built."),
-    ] = None,
+    tcp_port: Port = None,
+    host: Host = None,
+    api_key_file: ApiKeyFile = None,
+    engine: Engine = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget the engine that was last asked for.")
+    ] = False,
     timeout: Timeout = None,
 ) -> None:
     """Bring up a supervised engine and wait until it is ready.
 
-    Builds and fetches what is missing, and starts the daemon where none runs. The same request
-    again is "already up" (exit 0); another one is refused and the differing fields are named
-    (exit 5). A geometry that was set live since is kept, and told as `drift`, unless flags of this
-    call say another. What no flag says is taken from the configuration (`llamactl config show`),
-    else: 16384 tokens over 2 slots.
+    Without flags it is the engine that was last asked for, as `start` and `restart` have it, also
+    after the end of daemon or machine; flags change what they name and leave the rest. Where none
+    was asked for yet, or with --fresh, what no flag says is taken from the configuration
+    (`llamactl config show`), else: SmolLM2 135M with 16384 tokens over 2 slots, on port 8080 of
+    127.0.0.1. Builds and fetches what is missing, and starts the daemon where none runs. An engine
+    that runs and is what is asked for is "already up" (exit 0); another one is refused and the
+    differing fields are named (exit 5). A geometry that was set live since is kept, and told as
+    `drift`, unless flags of this call say another.
     """
-    from llamactl_supervisor.models import EngineRequest, LifecycleResult, UpRequest
+    from llamactl_supervisor.models import LifecycleResult
 
     output: Output = ctx.obj
     began = time.monotonic()
     one_size(n_ctx, per_slot)
     asked = {
-        "engine.model": ("--model", _absolute(model)),
+        "engine.model": ("--model", absolute(model)),
         "engine.n_ctx": ("--n-ctx", n_ctx),
         "engine.n_seq": ("--n-seq", n_seq),
         "engine.kv_unified": ("--kv-unified", kv_unified),
         "engine.host": ("--host", host),
         "engine.port": ("--port", tcp_port),
-        "engine.api_key_file": ("--api-key-file", _absolute(api_key_file)),
-        "engine.extra_args": ("--", _options(engine_args or []) or None),
-        "engine.engine_path": ("--engine", _absolute(engine)),
+        "engine.api_key_file": ("--api-key-file", absolute(api_key_file)),
+        "engine.extra_args": ("--", engine_options(engine_args) or None),
+        "engine.engine_path": ("--engine", absolute(engine)),
     }
-    configured = _configured(asked, per_slot)
+    loaded = _configured(asked)
     provider = Provider(output)
-    path = configured.engine_path or str(provider.build().path)
-    model_path = configured.model or str(provider.default_model())
-    fields = configured.model_dump(exclude={"engine_path"}) | {"model": model_path}
-    request = UpRequest(spec=EngineRequest.parse(fields), engine_path=path)
     exact = any(flag is not None for flag in (n_ctx, n_seq, per_slot, kv_unified))
     with connect(output) as client:
-        operation, started = _submit(client, request, output, exact=exact)
+        last, started = (None, False) if fresh else resume.last(client, loaded, output)
+        if last is None:
+            request = _whole(loaded, per_slot, provider)
+            operation, now = _submit(client, request, output, exact=exact)
+            started = started or now
+        else:
+            request, operation = _again(client, last, _given(loaded), per_slot, provider, exact)
+            if not last.is_up:
+                output.say(f"as last asked for: {resume.Last(request, is_up=True).text()}")
         result = waiting.follow(
             client, operation, output, LifecycleResult, doing="loading", timeout_s=timeout
         )
         status = client.status()
-    total_s = time.monotonic() - began
-    output.emit(UpView(request, result, status, provider.steps, started, total_s))
+    total_s, steps, resumed = time.monotonic() - began, provider.steps, last is not None
+    output.emit(UpView(request, result, status, steps, started, resumed, total_s))
 
 
-def _configured(asked: dict[str, tuple[str, Any]], per_slot: int | None) -> EngineConfig:
-    """Return the engine that flags, environment and file ask for, in this order."""
+def _configured(asked: dict[str, tuple[str, Any]]) -> Loaded:
+    """Return what flags, environment and file ask for, in this order, proven to be there."""
     from llamactl_supervisor.config import Flag, load
 
     flags = {key: Flag(name, value) for key, (name, value) in asked.items() if value is not None}
-    if per_slot is not None:
-        n_ctx = total_tokens(per_slot, load(flags=flags).config.engine.n_seq)
-        flags["engine.n_ctx"] = Flag("--per-slot", n_ctx)
     loaded = load(flags=flags)
     engine = loaded.config.engine
     if engine.model is not None:
@@ -195,14 +187,58 @@ def _configured(asked: dict[str, tuple[str, Any]], per_slot: int | None) -> Engi
         given_engine(Path(engine.engine_path), loaded.values["engine.engine_path"].source)
     if engine.api_key_file is not None:
         _key_file(Path(engine.api_key_file), loaded.values["engine.api_key_file"].source)
-    return engine
+    return loaded
+
+
+def _whole(loaded: Loaded, per_slot: int | None, provider: Provider) -> UpRequest:
+    """Return the engine that flags and configuration ask for, and of the rest the default."""
+    from llamactl_supervisor.models import EngineConfig
+
+    configured = loaded.config.engine
+    fields = configured.model_dump()
+    if per_slot is not None:
+        fields["n_ctx"] = total_tokens(per_slot, configured.n_seq)
+    path = configured.engine_path or str(provider.build().path)
+    model = configured.model or str(provider.default_model())
+    request = EngineConfig.parse(fields | {"model": model, "engine_path": path}).request()
+    assert request is not None
+    return request
+
+
+def _given(loaded: Loaded) -> dict[str, Any]:
+    """Return the fields of [engine] that this call names, by flags or by its environment."""
+    engine = loaded.config.engine
+    return {
+        name: getattr(engine, name)
+        for name in type(engine).model_fields
+        if loaded.values[f"engine.{name}"].source.startswith(("flag ", "env "))
+    }
+
+
+def _again(
+    client: Client,
+    last: resume.Last,
+    given: dict[str, Any],
+    per_slot: int | None,
+    provider: Provider,
+    exact: bool,
+) -> tuple[UpRequest, Operation]:
+    """Ask the daemon for the engine that was last asked for, with what is given now."""
+    if per_slot is not None:
+        n_seq = given.get("n_seq", last.request.spec.n_seq)
+        given = given | {"n_ctx": total_tokens(per_slot, n_seq)}
+    request = last.with_given(given)
+    if not last.is_up:
+        request = resume.provided(request, client.paths.cache, provider)
+    if not given and request == last.request:
+        return request, client.start()
+    return request, client.up(request, exact=exact)
 
 
 def _submit(
-    client: ControlClient, request: UpRequest, output: Output, *, exact: bool
+    client: Client, request: UpRequest, output: Output, *, exact: bool
 ) -> tuple[Operation, bool]:
     """Ask the daemon for the engine; start one where none answers."""
-    from llamactl_supervisor.client import spawn_daemon
     from llamactl_supervisor.errors import DaemonUnreachableError
 
     try:
@@ -210,25 +246,11 @@ def _submit(
     except DaemonUnreachableError as exc:
         if "pid" in exc.details:
             raise
-        output.say("starting the daemon")
-        if user := session.ends_at_logout(client.paths):
-            output.say(f"its socket goes at your last logout: loginctl enable-linger {user}")
-    spawn_daemon(client.paths)
+    resume.start_daemon(client, output)
     return client.up(request, exact=exact), True
-
-
-def _options(args: list[str]) -> list[str]:
-    """Return the engine's further arguments; a lone word is a slip, llama-server takes none."""
-    if args and not args[0].startswith("-"):
-        message = f"{args[0]!r} is no option of llama-server; a model is given with --model"
-        raise typer.BadParameter(message, param_hint="-- ARGS")
-    return args
 
 
 def _key_file(path: Path, source: str) -> None:
     if not path.is_file():
-        raise typer.BadParameter(f"there is no file {path}", param_hint=source)
-
-
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
+        what = "is no file" if path.exists() else "is not there"
+        raise typer.BadParameter(f"{path} {what}; it holds one key to a line", param_hint=source)

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, error
 
-from llamactl_cli import text
+from llamactl_cli import text, without_daemon
 from llamactl_cli.connect import connect
 from llamactl_cli.options import timeout as timeout_s
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.client import ControlClient
+    from llamactl_supervisor.client import Client
     from llamactl_supervisor.models import Operation, Status
 
     from llamactl_cli.output import Output
 
 TIMEOUT_S = 300.0
+SETTLED = ("ready", "stopped", "failed")
+"""States that stay until somebody asks for something or the engine ends."""
 POLL_S = 0.1
 LONG_POLL_S = 20.0
 ANSWER_S = 1.0
@@ -57,7 +59,8 @@ def wait(
 ) -> None:
     """Wait until the daemon is idle, or the engine ready.
 
-    Idle means that no start, stop or reconfigure is in progress. With --ready a daemon or an
+    Idle means that no start, stop or reconfigure is in progress, and none is due after a crash:
+    the engine is ready, stopped or given up. With --ready a daemon or an
     engine that is not there yet is waited for as well; an engine that was given up is an error
     at once.
     """
@@ -76,7 +79,7 @@ def wait(
     output.emit(WaitView(status.state.value, time.monotonic() - began))
 
 
-def _status(client: ControlClient, *, or_none: bool, within_s: float) -> tuple[Status | None, str]:
+def _status(client: Client, *, or_none: bool, within_s: float) -> tuple[Status | None, str]:
     """Return the status and what it comes to in words; None where there is none yet.
 
     A daemon that lives and does not answer may do so later.
@@ -87,7 +90,8 @@ def _status(client: ControlClient, *, or_none: bool, within_s: float) -> tuple[S
         if "pid" in exc.details:
             return None, exc.message
         if or_none:
-            return None, "the engine is absent"
+            found = without_daemon.outlived(client.paths)
+            return None, "no daemon runs" if found is None else f"no daemon runs; {found}"
         raise
     return status, f"the engine is {status.state}"
 
@@ -96,7 +100,8 @@ def _reached(status: Status, *, ready: bool) -> bool:
     from llamactl_supervisor.models import PAGE_KINDS
 
     if not ready:
-        return status.operation is None or status.operation.kind in PAGE_KINDS
+        busy = status.operation is not None and status.operation.kind not in PAGE_KINDS
+        return status.state in SETTLED and not busy
     if status.state == "failed" and status.operation is None:
         problem = status.problem
         why = "the engine was given up" if problem is None else problem.message
@@ -104,7 +109,7 @@ def _reached(status: Status, *, ready: bool) -> bool:
     return status.state == "ready"
 
 
-def _pause(client: ControlClient, operation: Operation | None, left_s: float) -> None:
+def _pause(client: Client, operation: Operation | None, left_s: float) -> None:
     """Let a moment pass; where an operation runs, until its end."""
     if operation is None:
         time.sleep(min(POLL_S, left_s))

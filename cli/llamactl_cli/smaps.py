@@ -1,9 +1,8 @@
-"""What the kernel says of one process: whether it is still that one, its age, its memory."""
+"""What a process has in memory, and which files it has mapped."""
 
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,39 +31,6 @@ class Resident:
         return self.weights_bytes + self.files_bytes + self.anonymous_bytes
 
 
-def boot_id() -> str:
-    """Return the name of this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when it began, in ticks since boot; None for nobody and for a zombie.
-
-    A pid can be reused, a pid with its start in one boot cannot.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    state, *numbers = stat.rpartition(b")")[2].split()
-    return None if state in {b"Z", b"X"} else int(numbers[18])
-
-
-def age_s(pid: int) -> float | None:
-    """Return for how long it has run, in seconds."""
-    ticks = start_ticks(pid)
-    if ticks is None:
-        return None
-    up_s = float(Path("/proc/uptime").read_text("ascii").split()[0])
-    return round(max(0.0, up_s - ticks / os.sysconf("SC_CLK_TCK")), 1)
-
-
-def began_at(pid: int) -> float | None:
-    """Return when it began, in seconds since the epoch: by the clock as it is now."""
-    age = age_s(pid)
-    return None if age is None else time.time() - age
-
-
 def mapped_files(pid: int, suffix: str) -> set[tuple[int, int]]:
     """Return device and inode of every file mapped that has this ending, deleted ones too."""
     found = set()
@@ -79,15 +45,6 @@ def mapped_files(pid: int, suffix: str) -> set[tuple[int, int]]:
     except OSError:
         return set()
     return found
-
-
-def command_line(pid: int) -> list[str]:
-    """Return its arguments; none where they cannot be read."""
-    try:
-        text = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return []
-    return [os.fsdecode(word) for word in text.split(b"\0")[:-1]]
 
 
 def resident(pid: int, model: str | None) -> Resident | None:
