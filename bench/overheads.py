@@ -19,6 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from llamactl_bench.machine import look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,8 +101,7 @@ def measure(name: str, words: Sequence[str], rounds: int, idle_s: float) -> bool
     )
     for title, value, unit, most in rows:
         print(f"| {title}, {name} | {value:.3g} {unit} | <= {most:g} {unit} |")  # noqa: T201
-    load = f"{gap_cpu:.0f} ms of it CPU, load average {os.getloadavg()[0]:.1f}"
-    print(f"{name}: medians of {rounds} pairs, {load}", file=sys.stderr)  # noqa: T201
+    print(f"{name}: medians of {rounds} pairs, {gap_cpu:.0f} ms of it CPU", file=sys.stderr)  # noqa: T201
     return all(value <= most for _, value, _, most in rows)
 
 
@@ -122,7 +122,9 @@ def main() -> int:
         fake = ("--engine", str(FAKE_ENGINE), "--model", str(model), *port)
         good = measure("fake engine", fake, asked.rounds, asked.idle_s)
     real = ("--engine", str(asked.engine), *port) if asked.engine else port
-    return 0 if measure("SmolLM2", real, asked.rounds, asked.idle_s) and good else 1
+    good &= measure("SmolLM2", real, asked.rounds, asked.idle_s)
+    print(f"\n{look()}")  # noqa: T201
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
