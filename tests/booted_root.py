@@ -36,9 +36,8 @@ OFF_S = 30.0
 COMMAND_S = 120.0
 TREE = Path(__file__).parents[1]
 PYTHON = f"/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-PYTHON_PATH = ":".join(
-    [*(f"/opt/llamactl/{part}" for part in ("builder", "supervisor", "cli")), "/opt/packages"]
-)
+PARTS = ("bench", "builder", "supervisor", "cli", "validate")
+PYTHON_PATH = ":".join([*(f"/opt/llamactl/{part}" for part in PARTS), "/opt/packages"])
 
 
 def make_root() -> Path:
@@ -77,6 +76,30 @@ def mirror() -> str:
     return told[0]
 
 
+def find_leader(nspawn_pid: int) -> int:
+    """Return the pid, seen from outside, of what is process 1 in there; 0: there is none yet."""
+    for child in psutil.Process(nspawn_pid).children(recursive=True):
+        with contextlib.suppress(FileNotFoundError):
+            status = Path(f"/proc/{child.pid}/status").read_text()
+            if re.search(r"^NSpid:\t\d+\t1$", status, re.MULTILINE):
+                return child.pid
+    return 0
+
+
+def python_mounts() -> dict[str, Path]:
+    """Return where this Python and its packages are in a root, to be run as `PYTHON`."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    own = {
+        PYTHON: Path(sys.executable).resolve(),
+        f"/opt/python/lib/{stdlib.name}": stdlib,
+        "/opt/packages": Path(sysconfig.get_path("purelib")),
+    }
+    libdir, name = map(str, sysconfig.get_config_vars("LIBDIR", "INSTSONAME"))
+    if (library := Path(libdir, name)).suffix != ".a" and library.is_file():
+        own[f"/usr/lib/{name}"] = library
+    return own
+
+
 class BootedRoot:
     """The machine that was booted. Processes in it are seen from outside, with other pids."""
 
@@ -98,12 +121,7 @@ class BootedRoot:
 
     def _find_leader(self) -> int:
         self._must_run()
-        for child in psutil.Process(self._nspawn.pid).children(recursive=True):
-            with contextlib.suppress(FileNotFoundError):
-                status = Path(f"/proc/{child.pid}/status").read_text()
-                if re.search(r"^NSpid:\t\d+\t1$", status, re.MULTILINE):
-                    return child.pid
-        return 0
+        return find_leader(self._nspawn.pid)
 
     def _booted(self) -> bool:
         self._must_run()
@@ -149,16 +167,7 @@ class BootedRoot:
 @contextlib.contextmanager
 def booted(mounts: Mapping[str, Path]) -> Iterator[BootedRoot]:
     """Boot it with llamactl in it; `mounts` by where they are in it, below /opt."""
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    own = {
-        PYTHON: Path(sys.executable).resolve(),
-        f"/opt/python/lib/{stdlib.name}": stdlib,
-        "/opt/packages": Path(sysconfig.get_path("purelib")),
-        "/opt/llamactl": TREE,
-    }
-    libdir, name = map(str, sysconfig.get_config_vars("LIBDIR", "INSTSONAME"))
-    if (library := Path(libdir, name)).suffix != ".a" and library.is_file():
-        own[f"/usr/lib/{name}"] = library
+    own = python_mounts() | {"/opt/llamactl": TREE}
     machine = BootedRoot(make_root(), own | dict(mounts))
     with contextlib.closing(machine):
         yield machine

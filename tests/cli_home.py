@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -15,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from llamactl_cli import remains
 from llamactl_cli.main import main
+from llamactl_supervisor import remains
 from llamactl_supervisor.config import Paths, mistyped
 from llamactl_supervisor.errors import ExitCode
+from sandbox import FAKE_ENGINE, free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND = (sys.executable, "-m", "llamactl_cli")
-FAKE_ENGINE = Path(__file__).parent / "fakes" / "fake_engine.py"
 GGUF_HEAD = b"GGUF\x03\x00\x00\x00" + bytes(16)
 
 
@@ -66,9 +65,7 @@ class Home:
         self.paths = Paths(root / "cache", root / "state", root / "run")
         self.model = root / "model.gguf"
         self.model.write_bytes(GGUF_HEAD)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     def run(self, *words: str) -> Ran:
         """Run `llamactl words` in this process."""
@@ -80,8 +77,7 @@ class Home:
 
     def await_daemon(self) -> None:
         """Return once a daemon answers."""
-        while self.run("status").code == ExitCode.UNREACHABLE:
-            pass
+        until(lambda: self.run("status").code != ExitCode.UNREACHABLE)
 
     def up_words(self, *fake: str, engine: Path = FAKE_ENGINE) -> tuple[str, ...]:
         """The words of `up` with the fake engine; `fake` is how it misbehaves."""
@@ -90,8 +86,7 @@ class Home:
 
     def up(self, *fake: str) -> Any:
         """Bring the fake engine up; return the JSON result."""
-        before, after = self.up_words(*fake)[:7], self.up_words(*fake)[7:]
-        return self.run(*before, "--json", *after).result
+        return self.run("--json", *self.up_words(*fake)).result
 
 
 @contextlib.contextmanager
@@ -106,6 +101,8 @@ def fresh_home() -> Iterator[Home]:
         "LLAMACTL_RUNTIME_DIR": str(home.paths.runtime),
         "XDG_CONFIG_HOME": str(root / "config"),
         "LLAMACTL_STOP_TERM_S": "1",
+        "LLAMACTL_DRAIN_S": "1",
+        "LLAMACTL_CARRY_S": "5",
     }
     with mock.patch.dict(os.environ, chosen):
         for name in mistyped(os.environ):  # of whoever runs the tests

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from llamactl_builder import build, models
 from llamactl_builder.progress import TerminalProgress
+from stages import NEEDS_AN_ENGINE, Stage
 from tiny_models import TinyModels, ensure
 from upstream_fixture import make_upstream
 
@@ -16,10 +20,68 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from _pytest.fixtures import SubRequest
 
-# A shell that starts a job in the background has it ignore SIGINT, and so would every program that
-# a test starts and interrupts.
+# How long one example takes is the machine's doing, not the code's.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
+
+# A shell that starts a job in the background has it ignore SIGINT, nohup SIGHUP, and so would every
+# program that a test starts and signals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Tests start commands and daemons by the hundred. Where no bytecode may be written, and none is
+# there yet, each start compiles all modules again: 2.2 s of processor time instead of 0.8 s.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+CHANGING = {"PYTEST_CURRENT_TEST", "PYDANTIC_DISABLE_PLUGINS"}
+"""Variables that are pytest's to change, and what the command sets for good in its own process."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--stage`: the tests of one stage of `make test`."""
+    help_ = "run the tests of this stage only"
+    parser.addoption("--stage", type=Stage, choices=list(Stage), help=help_)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what has no test of the stage: schemathesis alone collects for seconds."""
+    stage: Stage | None = config.getoption("stage")
+    is_other = stage and collection_path.suffix == ".py" and not stage.may_be_in(collection_path)
+    return is_other or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of the stage."""
+    stage: Stage | None = config.getoption("stage")
+    if stage:
+        ours: list[pytest.Item] = []
+        others: list[pytest.Item] = []
+        for item in items:
+            its = Stage.of(item.path, getattr(item, "fixturenames", ()))
+            (ours if its == stage else others).append(item)
+        config.hook.pytest_deselected(items=others)
+        items[:] = ours
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: SubRequest) -> None:
+    """Fail a test that gets an engine behind the back of its stage, which may have none."""
+    stage: Stage | None = request.config.getoption("stage")
+    if stage in {Stage.NATIVE, Stage.PYTHON} and fixturedef.argname in NEEDS_AN_ENGINE:
+        name = fixturedef.argname
+        pytest.fail(f"{name} is for another stage: name it, @pytest.mark.usefixtures({name!r})")
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Fail a test that leaves the environment otherwise: a later one would be told by it."""
+    before = dict(os.environ)
+    yield
+    left = {name for name, _ in before.items() ^ os.environ.items()} - CHANGING
+    assert not left, f"the test leaves {sorted(left)} changed"
 
 
 @contextmanager

@@ -1,17 +1,23 @@
-"""The C++ programs of tests/native: what they are linked with; each is compiled once."""
+"""The C++ programs of tests/native: what they are linked with; each source is compiled once."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from llamactl_builder import paths, pin, source, toolchain
 from llamactl_builder.errors import ToolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NATIVE = Path(__file__).parent / "native"
 OVERLAY = Path(__file__).parents[1] / "patches/overlay/tools/server"
@@ -86,21 +92,44 @@ def vendor() -> Path:
 
 
 def built(program: Path, target: Target) -> Path:
-    """The program, compiled once for a content of it, the overlay, flags and compiler."""
+    """The program; what it is linked of is compiled once for all programs that share it."""
     compiled = sources(program, target.system)
-    flags = (*target.flags, f"-I{OVERLAY}", f"-I{NATIVE}")
-    key = hashlib.sha256(repr((flags, target.compiler)).encode())
-    for path in (*sorted([*OVERLAY.glob("*.h"), *NATIVE.glob("*.h")]), *compiled):
-        key.update(path.read_bytes())
-    name = f"{program.stem}-{key.hexdigest()[:16]}{target.suffix}"
-    made = paths.cache_dir() / "native-tests" / name
+    made = _place(program, compiled, target, target.suffix)
     if not made.exists():
-        made.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
-            new = Path(scratch) / f"program{target.suffix}"
-            toolchain.run(
-                *(target.compiler.path, *flags, "-isystem", str(vendor()), *map(str, compiled)),
-                *("-o", str(new)),
-            )
-            new.rename(made)
+        vendor()  # not fetched by two threads
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(functools.partial(_object, target), compiled))
+        _make(made, target, *objects)
     return made
+
+
+def _object(target: Target, path: Path) -> Path:
+    """The object file of one source."""
+    made = _place(path, [path], target, ".o")
+    if not made.exists():
+        _make(made, target, "-c", path)
+    return made
+
+
+def _flags(target: Target) -> tuple[str, ...]:
+    return (*target.flags, f"-I{OVERLAY}", f"-I{NATIVE}")
+
+
+def _place(path: Path, compiled: Sequence[Path], target: Target, suffix: str) -> Path:
+    """Where it is kept: one place for a content of it, the headers, flags and compiler."""
+    key = hashlib.sha256(repr((_flags(target), target.compiler)).encode())
+    for each in (*sorted([*OVERLAY.glob("*.h"), *NATIVE.glob("*.h")]), *compiled):
+        key.update(each.read_bytes())
+    return paths.cache_dir() / "native-tests" / f"{path.stem}-{key.hexdigest()[:16]}{suffix}"
+
+
+def _make(made: Path, target: Target, *words: str | Path) -> None:
+    """Compile or link it beside its place; it appears whole or not at all."""
+    made.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
+        new = Path(scratch) / made.name
+        toolchain.run(
+            *(target.compiler.path, *_flags(target), "-isystem", str(vendor())),
+            *(*map(str, words), "-o", str(new)),
+        )
+        new.rename(made)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,10 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import psutil
-from llamactl_supervisor.client import ControlClient
+from llamactl_supervisor.client import Client
 from llamactl_supervisor.config import Paths
-from llamactl_supervisor.errors import DaemonUnreachableError
+from llamactl_supervisor.errors import DaemonUnreachableError, LlamactlError
 from llamactl_supervisor.models import EngineRequest, EngineState, UpRequest
+from llamactl_validate.ports import free_port as free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,13 +42,6 @@ def until(what: Callable[[], _T], *, within_s: float = WITHIN_S) -> _T:
     return value
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Sandbox:
     """Directories, environment, daemons and a client. Short paths: a socket's name is bounded."""
 
@@ -63,12 +56,13 @@ class Sandbox:
             "LLAMACTL_PROBE_S": "0.1",
             "LLAMACTL_BACKOFF_BASE_S": "0.05",
             "LLAMACTL_STOP_TERM_S": "10",
+            "LLAMACTL_DRAIN_S": "2",
             "PYTHONPATH": str(SOURCE),
             "PYTHONWARNINGS": "error",
         }
         self.env |= {f"LLAMACTL_{name.upper()}": str(value) for name, value in settings.items()}
         self.paths = Paths.from_env(self.env)
-        self.client = ControlClient(self.paths)
+        self.client = Client(self.paths)
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
         self.model = self.root / "model.gguf"
@@ -100,10 +94,10 @@ class Sandbox:
         """Return what all daemons wrote."""
         return (self.root / "daemon.log").read_text()
 
-    def request(self, *fake: str, n_ctx: int = 16384) -> UpRequest:
+    def request(self, *fake: str, n_ctx: int = 16384, n_seq: int = 2) -> UpRequest:
         """Return a request for the fake engine with these misbehaviours."""
         spec = EngineRequest(
-            model=str(self.model), n_ctx=n_ctx, n_seq=2, port=self.port, extra_args=fake
+            model=str(self.model), n_ctx=n_ctx, n_seq=n_seq, port=self.port, extra_args=fake
         )
         return UpRequest(spec=spec, engine_path=str(FAKE_ENGINE))
 
@@ -115,8 +109,9 @@ class Sandbox:
 
     def say(self, **fields: object) -> dict[str, Any]:
         """Have the fake engine say this of itself from now on; return all that it says."""
-        answer = httpx.post(f"http://127.0.0.1:{self.port}/fake", json=fields).raise_for_status()
-        said: dict[str, Any] = answer.json()
+        url = f"http://127.0.0.1:{self.port}/fake"
+        answer = httpx.post(url, json=fields, timeout=WITHIN_S)
+        said: dict[str, Any] = answer.raise_for_status().json()
         return said
 
     def engine_pid(self) -> int:
@@ -132,7 +127,7 @@ class Sandbox:
     def metrics(self) -> str:
         """Return the daemon's metrics."""
         transport = httpx.HTTPTransport(uds=str(self.paths.control_socket))
-        with httpx.Client(transport=transport) as client:
+        with httpx.Client(transport=transport, timeout=WITHIN_S) as client:
             return client.get("http://llamactl/metrics").text
 
     def processes(self) -> list[psutil.Process]:
@@ -151,6 +146,19 @@ class Sandbox:
         """Return what should be gone after `down`: processes, sockets, instance directories."""
         found = [f"{process.pid} {process.name()}" for process in self.processes()]
         return found + [str(path) for path in self.paths.runtime.glob("[!d]*")]
+
+    def kill_daemon(self) -> None:
+        """Kill the newest daemon as nothing can be caught."""
+        self.daemons[-1].kill()
+        self.daemons[-1].wait(WITHIN_S)
+
+    def refused(self, *fake: str) -> LlamactlError:
+        """Ask for an engine and return why it did not come up."""
+        try:
+            self.up(*fake)
+        except LlamactlError as exc:
+            return exc
+        raise AssertionError("it came up")
 
     def close(self) -> None:
         """End everything that is left."""

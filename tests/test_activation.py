@@ -63,9 +63,9 @@ def test_a_question_from_before_the_daemon_is_answered_and_the_socket_stays(box:
         inode = path.stat().st_ino
         early.connect(str(path))
         early.sendall(b"GET /livez HTTP/1.1\r\nHost: llamactl\r\nConnection: close\r\n\r\n")
-        for _ in range(2):
+        for is_first in (True, False):
             daemon = activated(box, handed)
-            if _ == 0:
+            if is_first:
                 early.settimeout(WITHIN_S)
                 assert early.recv(4096).startswith(b"HTTP/1.1 200 OK")
             until(box.answers)
@@ -97,7 +97,7 @@ def test_what_is_meant_for_another_process_is_not_touched(box: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("where", "count", "said"),
     [
-        ("other.sock", "1", "other.sock' (AF_UNIX), which does not listen at"),
+        ("other.sock", "1", "other.sock (AF_UNIX), which does not listen at"),
         ("r/control.sock", "2", "LISTEN_FDS='2': one socket is expected"),
         ("r/control.sock", "many", "LISTEN_FDS='many': one socket is expected"),
     ],

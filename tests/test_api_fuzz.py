@@ -53,7 +53,6 @@ def engine(box: TcpBox) -> None:
 @settings(
     max_examples=EXAMPLES,
     derandomize=True,
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -64,5 +63,8 @@ def test_every_answer_is_as_described(case: Case[Any], box: TcpBox) -> None:
     url = f"http://127.0.0.1:{box.api_port}"
     answer = case.call(base_url=url, headers=headers, timeout=WITHIN_S)
     case.validate_response(answer, checks=CHECKS)
+    if answer.headers["content-type"] == ["application/problem+json"]:
+        told = case.operation.definition.raw["responses"][str(answer.status_code)]["description"]
+        assert f"`{answer.json()['code']}`" in told
     assert answer.status_code < 500 or answer.json()["code"] != "internal"
     assert box.answers()

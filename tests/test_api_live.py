@@ -13,13 +13,13 @@ import pytest
 from live_engine import PATIENT_THREADS
 from llamactl_supervisor import keys
 from llamactl_supervisor.engine_metrics import ENGINE_METRICS, PREFIX, WITH_DRAFT
-from llamactl_supervisor.models import EngineRequest, EngineState, Receipt, UpRequest
+from llamactl_supervisor.models import EngineRequest, EngineState, Operation, Receipt, UpRequest
 from prometheus_client.parser import text_string_to_metric_families
 from sandbox import WITHIN_S, until
 from tcp_box import ADMIN, READ, TcpBox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE_KEY, ENV_KEY = "key-of-the-users-file", "key-of-the-environment"
@@ -71,8 +71,8 @@ class LiveBox(TcpBox):
     def props(self) -> Any:
         """Ask the engine itself."""
         transport = httpx.HTTPTransport(uds=str(self.engine_dir() / "engine.sock"))
-        with httpx.Client(transport=transport, base_url="http://engine") as client:
-            return client.get("/props").raise_for_status().json()
+        with httpx.Client(transport=transport, timeout=WITHIN_S) as client:
+            return client.get("http://engine/props").raise_for_status().json()
 
 
 @contextmanager
@@ -180,7 +180,11 @@ def test_an_open_engine_stays_open_and_its_counters_go_on(box: LiveBox) -> None:
         for sample in family.samples
         if family.type in ("counter", "histogram") and family.name.startswith(PREFIX)
     }
-    for change in (box.client.restart, lambda: box.client.reconfigure(n_ctx=4096)):
+    changes: tuple[Callable[[], Operation], ...] = (
+        box.client.restart,
+        lambda: box.client.reconfigure(n_ctx=4096),
+    )
+    for change in changes:
         box.client.wait_operation(change(), timeout_s=LOAD_S)
         assert box.complete(None) == 200
         after = box.scrape()

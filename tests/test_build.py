@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from llamactl_builder.progress import Progress
 
 TINY = Path(__file__).parent / "fakes/tiny-engine"
-ANSWER = "src/answer.cpp"
 EXTRA = b"int extra() { return 1; }\n"
 INPUTS = ("CMakeLists.txt", "src")
 HOOK = """\

@@ -56,6 +56,14 @@ def test_fetch_prints_the_source_and_records_a_new_pin(
     assert up.pin.source_sha256 == good
 
 
+def test_an_engine_that_is_not_there_is_not_built_unasked(
+    up: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert up.patches.exists()
+    monkeypatch.setenv("LLAMACTL_CACHE_DIR", str(tmp_path / "cache"))
+    assert builder("engine-path", "--cached") == (0, "", "")
+
+
 def test_an_error_is_words_on_stderr_and_status_1(up: Upstream) -> None:
     shutil.rmtree(up.patches / "llama.cpp")
     status, out, said = builder("verify")

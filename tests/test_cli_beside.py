@@ -12,8 +12,10 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import psutil
 import pytest
 from cli_home import Home, fresh_home
+from llamactl_supervisor import remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +44,7 @@ def broken(home: Home) -> Iterator[Path]:
     ("words", "code"),
     [
         *((("status",), 0), (("logs", "-n", "1"), 0), (("ledger",), 0), (("orphans",), 0)),
+        *((("orphans", "--end"), 0), (("logs",), 0), (("config", "check"), 2)),
         *((("env",), 0), (("version",), 0), (("wait",), 0), (("start",), 0), (("stop",), 0)),
         *((("down",), 0), (("up", "--model", "/m"), 2), (("config", "show"), 2)),
     ],
@@ -52,6 +55,26 @@ def test_what_only_needs_the_directories_goes_on(
     ran = home.run(*words)
     assert ran.code == code, ran
     assert ran.err.count(f"file {broken}: is no TOML") == 1
+
+
+@pytest.mark.parametrize("broken_too", [False, True])
+def test_what_a_dead_daemon_left_is_ended_whatever_is_configured(
+    home: Home, broken: Path, *, broken_too: bool
+) -> None:
+    """With the environment's patience, else the default's."""
+    daemon = psutil.Process(home.run("status", "--json").result["daemon"]["pid"])
+    daemon.kill()
+    daemon.wait(10)
+    [pid] = remains.engine_pids(home.paths)
+    said = [f"file {broken}: is no TOML"]
+    if broken_too:
+        os.environ["LLAMACTL_STOP_TERM_S"] = "soon"
+        said.append("LLAMACTL_STOP_TERM_S")
+    ran = home.run("orphans", "--end")
+    os.environ["LLAMACTL_STOP_TERM_S"] = "1"
+    assert (ran.code, remains.engine_pids(home.paths)) == (0, [])
+    assert f"pid {pid}" in ran.out
+    assert [ran.err.count(words) for words in said] == [1] * len(said)
 
 
 def test_json_is_not_disturbed(home: Home, broken: Path) -> None:

@@ -7,9 +7,11 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
-from cli_home import COMMAND, FAKE_ENGINE, Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home
 from llamactl_supervisor.config import Config, keys
+from sandbox import FAKE_ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    with fresh_home() as home, monkeypatch.context() as named:
+def home() -> Iterator[Home]:
+    with fresh_home() as home, pytest.MonkeyPatch.context() as named:
         named.setenv("LLAMACTL_CONFIG", str(home.root / "config.toml"))
         write(home)
         yield home
@@ -45,7 +47,8 @@ def test_show_tells_every_value_its_source_and_its_meaning(
     assert shown["values"]["engine.n_ctx"] == {
         "value": 65536,
         "source": f"file {file}, engine.n_ctx",
-        "meaning": "Context in tokens, in total over all slots. Changes live.",
+        "meaning": "Context in tokens, in total over all slots; `auto`: as the engine does. "
+        "Changes live.",
     }
     assert shown["values"]["engine.n_seq"]["source"] == "env LLAMACTL_ENGINE_N_SEQ"
     assert shown["values"]["engine.host"]["source"] == "default"
@@ -55,7 +58,9 @@ def test_show_tells_every_value_its_source_and_its_meaning(
     assert {key for key in changed if key.startswith("engine.")} == {
         "engine.model", "engine.engine_path", "engine.port", "engine.n_ctx", "engine.n_seq",
     }  # fmt: skip
+    assert shown["daemon"] is None
     narrow = home.run("config", "show").out.splitlines()
+    assert narrow.pop() == "no daemon answers: a new one would go by these"
     assert narrow[0].split() == ["KEY", "VALUE", "SOURCE"]
     assert narrow[2].split() == ["engine.n_seq", "3", "env"]
     assert narrow.pop() == f"file: {file}"
@@ -63,6 +68,57 @@ def test_show_tells_every_value_its_source_and_its_meaning(
     text = home.run("config", "show", "--changed", "--wide").out
     assert "engine.host" not in text
     assert text.splitlines()[0].split() == ["KEY", "VALUE", "SOURCE", "MEANING"]
+
+
+def test_show_tells_what_the_daemon_that_runs_goes_by(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reason once: not read yet, not in force yet, asked for otherwise, not for files."""
+    file = write(home, "n_seq = 2")
+    pid = home.run("up", "--kv-unified", "--json").result["daemon_pid"]
+    said = home.run("config", "show", "--changed").out
+    assert f"the daemon (pid {pid}) goes by these instead:" in said
+    assert said.splitlines()[-1].split("  ")[0] == "engine.kv_unified"
+    assert home.run("reconfigure", "-np", "4").code == 0
+    write(home, "n_seq = 2", "n_ctx = '64k'", "extra_args = ['--fake-busy']")
+    with file.open("a") as more:
+        more.write("[daemon]\nprobe_s = 7\nclose_s = 3\nstop_term_s = 9\n")
+    monkeypatch.setenv("LLAMACTL_SETTLE_S", "11")
+    shown = home.run("config", "show", "--json").result
+    assert shown["values"]["engine.n_ctx"]["value"] == 65536
+    assert shown["daemon"] == {
+        "pid": pid,
+        "file": str(file),
+        "differs": {
+            "engine.n_ctx": {"running": 16384, "why": "until `llamactl reload`"},
+            "engine.n_seq": {"running": 4, "why": "asked for by `up` or `reconfigure`"},
+            "engine.kv_unified": {"running": True, "why": "asked for by `up` or `reconfigure`"},
+            "engine.extra_args": {
+                "running": [],
+                "why": "until `llamactl reload`, then `restart`",
+            },
+            "daemon.probe_s": {"running": 2.0, "why": "until `llamactl reload`"},
+            "daemon.settle_s": {"running": 180.0, "why": "set in this shell alone"},
+            "daemon.close_s": {"running": 2.0, "why": "until the daemon is restarted"},
+        },
+    }
+    lines = home.run("config", "show").out.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("file: ")) <= 80
+    monkeypatch.setenv("LLAMACTL_STOP_TERM_S", "4")
+    assert home.run("reload").code == 0
+    differs = home.run("config", "show", "--json").result["daemon"]["differs"]
+    assert {key: other["why"] for key, other in differs.items()} == {
+        "engine.n_seq": "asked for by `up` or `reconfigure`",
+        "engine.kv_unified": "asked for by `up` or `reconfigure`",
+        "engine.extra_args": "until `llamactl restart`",
+        "daemon.settle_s": "set in this shell alone",
+        "daemon.stop_term_s": "by the daemon's own variable",
+        "daemon.close_s": "until the daemon is restarted",
+    }
+    assert home.run("restart").code == 0
+    assert (
+        "engine.extra_args" not in home.run("config", "show", "--json").result["daemon"]["differs"]
+    )
 
 
 def test_check_is_0_or_2(home: Home) -> None:
@@ -86,6 +142,54 @@ def test_check_is_0_or_2(home: Home) -> None:
     assert home.run("config", "check", str(home.root / "absent.toml")).code == 2
 
 
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("section", "lines", "said"),
+    [
+        ("api", ["listen = '127.0.0.1:9401'", "token_file = '{0}/absent'"], "cannot be read"),
+        ("api", ["listen = '127.0.0.1:9401'", "token_file = '{0}/weak'"], "can be guessed"),
+        ("api", ["listen = '127.0.0.1:9401'", "token_file = '{0}/open'"], "open to others"),
+        (
+            "api",
+            [
+                *("listen = '127.0.0.1:9401'", "token_file = '{0}/good'"),
+                "probes_listen = '0.0.0.0:9401'",
+            ],
+            "api.listen (127.0.0.1:9401) and api.probes_listen (0.0.0.0:9401) are one port",
+        ),
+        ("api", ["probes_listen = '192.0.2.1:9401'"], "192.0.2.1 cannot be listened on"),
+        ("engine", ["api_key_file = '{0}/absent'"], "the API key file"),
+        ("engine", ["model = '{0}/absent'", "engine_path = '{0}/good'"], "is no program"),
+        ("engine", ["model = '{0}/good'"], "is no GGUF file"),
+        ("engine", ["model = '{0}/model.gguf'"], "no llama-server is known"),
+    ],
+)
+def test_check_tells_what_this_machine_has_not(
+    home: Home, section: str, lines: list[str], said: str
+) -> None:
+    for name, text, mode in (
+        *(("weak", "short", 0o600), ("open", TOKEN, 0o644), ("good", TOKEN, 0o600)),
+    ):
+        (home.root / name).write_text(text)
+        (home.root / name).chmod(mode)
+    file = home.root / "other.toml"
+    file.touch(0o600)
+    file.write_text("\n".join([f"[{section}]", *lines, ""]).replace("{0}", str(home.root)))
+    ran = home.run("config", "check", str(file))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("llamactl: it makes sense, but not on this machine: ")
+    assert said in ran.err
+    assert home.run("config", "check", str(file), "--syntax").code == 0
+    (home.root / "config.toml").write_text(file.read_text())
+    found = json.loads(home.run("doctor", "--json").out)["findings"]
+    assert any(
+        said in each["found"] and each["level"] == "fail" and each["check"] == "configured"
+        for each in found
+    )
+
+
 def test_a_mistyped_variable_is_named_with_the_nearest(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,9 +197,13 @@ def test_a_mistyped_variable_is_named_with_the_nearest(
         slip.setenv("LLAMACTL_ENGINE_NCTX", "8k")
         slip.setenv("LLAMACTL_ENGINE_LOG", "/what/env/exports")
         slip.setenv("LLAMACTL_ENGINE_PROT", "")
+        slip.setenv("LLAMACTL_FOO", "bar")
         ran = home.run("config", "check", "--json")
         assert (ran.code, ran.error["code"]) == (2, "invalid_request")
-        assert ran.error["details"]["mistyped"] == {"LLAMACTL_ENGINE_NCTX": "LLAMACTL_ENGINE_N_CTX"}
+        assert ran.error["details"]["mistyped"] == {
+            "LLAMACTL_ENGINE_NCTX": "LLAMACTL_ENGINE_N_CTX",
+            "LLAMACTL_FOO": None,
+        }
         said = "LLAMACTL_ENGINE_NCTX sets nothing: did you mean LLAMACTL_ENGINE_N_CTX?"
         assert said in ran.error["message"]
         found = home.run("doctor", "--json")
@@ -108,15 +216,20 @@ def test_a_mistyped_variable_is_named_with_the_nearest(
 
 
 def test_docs_has_a_row_for_every_key(home: Home) -> None:
-    rows = home.run("config", "docs").out.splitlines()[2:]
+    lines = home.run("config", "docs").out.splitlines()
+    rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys(Config)))
-    assert all(row.count(" | ") == 4 and not row.endswith("|  |") for row in rows)
-    assert any(
-        row.startswith("| `daemon.stop_term_s` | number above 0 | `5.0` | `LLAMACTL_STOP_TERM_S` |")
-        for row in rows
-    )
+    assert all(row.count(" | ") == 5 and not row.endswith("|  |") for row in rows)
+    for start in (
+        "| `engine.n_seq` | integer from 1 to 256 | `2` | `LLAMACTL_ENGINE_N_SEQ` | live |",
+        "| `engine.extra_args` | list of strings | `[]` | `LLAMACTL_ENGINE_EXTRA_ARGS` | engine |",
+        "| `daemon.stop_term_s` | number above 0 | `5.0` | `LLAMACTL_STOP_TERM_S` | live |",
+        "| `daemon.close_s` | number above 0 | `2.0` | `LLAMACTL_CLOSE_S` | daemon |",
+    ):
+        assert any(row.startswith(start) for row in rows), start
     documented = home.run("config", "docs", "--json").result
     assert documented["engine.n_ctx"]["environment"] == "LLAMACTL_ENGINE_N_CTX"
+    assert documented["api.listen"]["takes"] == "daemon_restart"
 
 
 def test_up_takes_what_no_flag_says_from_the_configuration(
@@ -168,6 +281,19 @@ def test_reload_says_what_came_of_each_field(home: Home) -> None:
     assert (again["unchanged"], len(again["needs_restart"])) == (True, 1)
 
 
+def test_reload_names_what_the_file_says_in_vain(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as pinned:
+        pinned.setenv("LLAMACTL_ENGINE_N_SEQ", "3")
+        home.run("up")
+    write(home, "n_seq = 4")
+    ran = home.run("reload")
+    assert "nothing in the configuration has changed" in ran.out
+    why = "engine.n_seq: the daemon has it by its own env LLAMACTL_ENGINE_N_SEQ"
+    assert ran.rows["overruled"].startswith(why)
+
+
 def test_reload_without_an_engine_and_without_a_daemon(home: Home) -> None:
     assert home.run("reload").code == 4
     home.run("up")
@@ -215,3 +341,18 @@ def test_serve_takes_a_file_and_writes_json(home: Home) -> None:
         _, err = serving.communicate()
     assert all(json.loads(line)["at"] for line in err.splitlines())
     assert "state=ready" in err
+
+
+def test_a_first_serve_has_the_engine_that_was_built(
+    home: Home, engine_path: Path, model_path: Path
+) -> None:
+    (home.root / "config.toml").write_text(f"[engine]\nmodel = '{model_path}'\n")
+    env = {name: value for name, value in os.environ.items() if name != "LLAMACTL_ENGINE_PATH"}
+    env["LLAMACTL_CACHE_DIR"] = str(engine_path.parents[2])
+    env["LLAMACTL_ENGINE_PORT"] = str(home.port)
+    with subprocess.Popen([*COMMAND, "serve"], stderr=subprocess.DEVNULL, env=env):
+        home.await_daemon()
+        assert home.run("wait", "--ready").code == 0
+        engine = home.run("status", "--json").result["engine"]
+        assert psutil.Process(engine["pid"]).exe() == str(engine_path)
+        assert home.run("down").code == 0

@@ -6,25 +6,28 @@ import fcntl
 import json
 import os
 import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from cli_home import FAKE_ENGINE, GGUF_HEAD, Home, fresh_home
+from cli_home import GGUF_HEAD, Home, fresh_home
 from llamactl_builder import build, cpu
 from llamactl_builder.errors import ToolError
-from llamactl_cli import limits, proc, versions
-from llamactl_cli.checks import machine, places, service
+from llamactl_cli import smaps, versions
+from llamactl_cli.checks import machine, options, places, service
 from llamactl_cli.checks.case import Case
+from llamactl_supervisor import memory, procfs
 from llamactl_supervisor.models import EngineRequest, UpRequest
+from sandbox import FAKE_ENGINE, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from llamactl_cli.checks import Finding
-
-GIB = 2**30
 
 
 @pytest.fixture
@@ -68,6 +71,25 @@ def test_a_running_engine_is_well(home: Home, monkeypatch: pytest.MonkeyPatch) -
     daemon.kill()
     daemon.wait(10)
     assert levels(home)["orphans"] == "warn"
+
+
+def test_an_engine_that_was_given_up_is_wrong_with_its_daemon_and_without(home: Home) -> None:
+    assert home.run(*home.up_words("--fake-load-exit", "3")).code == 1
+    assert levels(home)["engine state"] == "fail"
+    daemon = psutil.Process(json.loads(home.run("status", "--json").out)["daemon"]["pid"])
+    daemon.kill()
+    daemon.wait(10)
+    assert levels(home)["engine state"] == "fail"
+
+
+def test_an_engine_without_a_holder_is_told_by_status_doctor_and_logs(home: Home) -> None:
+    home.up()
+    engine = json.loads(home.run("status", "--json").out)["engine"]
+    os.kill(engine["holder_pid"], 9)
+    until(lambda: json.loads(home.run("status", "--json").out)["problem"])
+    assert "holder was killed" in home.run("status").rows["problem"]
+    assert levels(home)["engine state"] == "fail"
+    assert "holder was killed" in home.run("logs").err
 
 
 def test_what_is_wrong_makes_the_exit_code_1(home: Home) -> None:
@@ -122,10 +144,11 @@ def test_a_model_overwritten_in_place_is_found_and_a_replaced_one_is_fine(
 ) -> None:
     identity = home.model.stat()
     monkeypatch.setattr(Case, "engine_pid", os.getpid())
-    began = proc.began_at(os.getpid())
-    assert began is not None
+    age_s = procfs.age_s(os.getpid())
+    assert age_s is not None
+    began = time.time() - age_s
     mapped = {(identity.st_dev, identity.st_ino)}
-    monkeypatch.setattr(proc, "mapped_files", lambda *_: mapped)
+    monkeypatch.setattr(smaps, "mapped_files", lambda *_: mapped)
     os.utime(home.model, (began - 60, began - 60))
     assert only(places.model, case_of(home), "model").level == "ok"
     os.utime(home.model, (began + 60, began + 60))
@@ -140,7 +163,9 @@ def test_a_socket_open_to_others_is_wrong(home: Home) -> None:
     home.paths.runtime.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as control:
         control.bind(str(home.paths.control_socket))
-        home.paths.control_socket.chmod(0o666)
+        home.paths.control_socket.chmod(0o644)
+        assert only(places.control_socket, case_of(home), "control socket").level == "ok"
+        home.paths.runtime.chmod(0o711)
         assert only(places.control_socket, case_of(home), "control socket").level == "fail"
         home.paths.control_socket.chmod(0o600)
         assert only(places.control_socket, case_of(home), "control socket").level == "ok"
@@ -181,14 +206,17 @@ def test_amx_that_is_advertised_and_not_granted_is_told(
     assert "not granted" in only(machine.processor, case_of(home), "processor").found
 
 
-def test_memory_that_the_smallest_limit_does_not_give(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [(memory.Available(100, "a limit"), "100 B free (a limit)"), (None, "free is not known")],
+)
+def test_memory_that_is_not_there(
+    home: Home, monkeypatch: pytest.MonkeyPatch, there: memory.Available | None, said: str
 ) -> None:
-    bounds = [limits.Bound("the machine", 64 * GIB), limits.Bound("cgroup x", 100)]
-    monkeypatch.setattr(limits, "bounds", lambda _: bounds)
+    monkeypatch.setattr(memory, "available", lambda **_: there)
     found = only(machine.memory, case_of(home), "memory")
     assert found.level == "warn"
-    assert "100 B free by cgroup x" in found.found
+    assert said in found.found
 
 
 def test_another_command_of_our_name_is_found(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,37 +246,6 @@ def test_a_check_that_is_not_let_look_says_so(home: Home, monkeypatch: pytest.Mo
     assert levels(home)["refused"] == "warn"
 
 
-def test_every_cgroup_on_the_path_is_a_bound(tmp_path: Path) -> None:
-    """cgroup v2: the parent's limit counts, `max` is none, reclaimable cache is free."""
-    fake_proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    inner = root / "outer" / "inner"
-    (fake_proc / "7").mkdir(parents=True)
-    inner.mkdir(parents=True)
-    (fake_proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4096 kB\n")
-    (fake_proc / "7" / "cgroup").write_text("0::/outer/inner\n")
-    (inner / "memory.max").write_text("max\n")
-    (inner / "memory.current").write_text("500\n")
-    (root / "outer" / "memory.max").write_text("1000\n")
-    (root / "outer" / "memory.current").write_text("900\n")
-    (root / "outer" / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    assert limits.bounds(7, proc=fake_proc, root=root) == [
-        limits.Bound("the machine", 4 * 2**20),
-        limits.Bound(f"cgroup {root / 'outer'}", 400),
-    ]
-
-
-def test_a_memory_cgroup_of_version_1_is_a_bound(tmp_path: Path) -> None:
-    fake_proc, root = tmp_path / "proc", tmp_path / "cgroup"
-    (fake_proc / "self").mkdir(parents=True)
-    (fake_proc / "self" / "cgroup").write_text("5:cpu:/a\n4:memory:/a\n0::/\n")
-    (root / "memory" / "a").mkdir(parents=True)
-    (root / "memory" / "a" / "memory.limit_in_bytes").write_text("1000\n")
-    (root / "memory" / "a" / "memory.usage_in_bytes").write_text("2000\n")
-    [machine_bound, bound] = limits.bounds(None, proc=fake_proc, root=root)
-    assert machine_bound.free_bytes == 0
-    assert bound == limits.Bound(f"cgroup {root / 'memory' / 'a'}", 0)
-
-
 def test_a_configuration_that_makes_no_sense_is_wrong(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,3 +255,73 @@ def test_a_configuration_that_makes_no_sense_is_wrong(
     assert "LLAMACTL_STOP_TERM_S" in found.found
     monkeypatch.setenv("LLAMACTL_STOP_TERM_S", "1")
     assert only(service.configuration, case_of(home), "configuration").level == "ok"
+
+
+@pytest.fixture
+def ini(home: Home, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where llama.cpp looks for options; nothing of this machine's own is looked at."""
+    for name in [name for name in os.environ if name.startswith("LLAMA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(options, "SYSTEM_FILE", home.root / "absent.ini")
+    file = home.root / "config" / "llama.cpp" / "config.ini"
+    file.parent.mkdir(parents=True)
+    return file
+
+
+def options_of(home: Home, engine: Path) -> list[tuple[str, str]]:
+    request = UpRequest(spec=EngineRequest.parse({"model": "/m.gguf"}), engine_path=str(engine))
+    found = options.engine_options(Case(home.paths, None, "", request))
+    return [(each.level, each.found) for each in found]
+
+
+def test_what_the_engine_reads_beside_its_command_line_is_named(
+    home: Home, ini: Path, engine_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine itself: the file's other keys, and the keys' own values, are not."""
+    assert options_of(home, engine_path) == [("ok", "come from the command line alone")]
+    ini.write_text("no-such = 1\n")
+    unused = ("ok", f"{ini} is read first, and sets nothing of a server's")
+    assert options_of(home, engine_path) == [unused]
+    ini.write_text("threads = 2\nno-kv-unified = 1\napi-key = hush\n")
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "3")
+    monkeypatch.setenv("LLAMA_API_KEY", "hush")
+    assert options_of(home, engine_path) == [
+        ("warn", f"{ini} sets --kv-unified; overridden: --threads"),
+        ("warn", "LLAMA_ARG_THREADS sets --threads"),
+    ]
+    monkeypatch.setenv("LLAMA_ARG_API_PREFIX", "/x")
+    unheard = "LLAMA_ARG_API_PREFIX is kept from the engine: llamactl sets that itself"
+    assert ("warn", unheard) in options_of(home, engine_path)
+    assert not [said for _, said in options_of(home, engine_path) if "sets --api-prefix" in said]
+    monkeypatch.delenv("LLAMA_ARG_API_PREFIX")
+    ini.write_text("threads = many\n")
+    [(level, said)] = options_of(home, engine_path)
+    assert (level, str(ini) in said) == ("fail", True)
+
+
+def test_the_engine_that_runs_is_asked_with_what_it_was_started_with(
+    home: Home, ini: Path, engine_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ini.write_text("c = 512\n")
+    assert options_of(home, engine_path) == [("warn", f"{ini} sets --ctx-size")]
+    command = [sys.executable, "-c", "input()", "-c", "4096"]
+    env = {"XDG_CONFIG_HOME": str(home.root / "config"), "LLAMA_ARG_THREADS": "1"}
+    monkeypatch.setattr(procfs, "command_line", lambda _: ["llama-server", *command[3:]])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as running:
+        monkeypatch.setattr(Case, "engine_pid", running.pid)
+        found = options_of(home, engine_path)
+        running.kill()
+    assert found == [
+        ("ok", f"{ini} sets nothing that holds; overridden: --ctx-size"),
+        ("warn", "LLAMA_ARG_THREADS sets --threads"),
+    ]
+
+
+def test_an_engine_that_cannot_say_leaves_the_file_named(home: Home, ini: Path) -> None:
+    silent, absent = Path("/bin/true"), home.root / "absent"
+    assert options_of(home, silent) == options_of(home, absent) == []
+    ini.write_text("threads = 2\n")
+    said = f"{ini} may set some: llama-server reads that first"
+    assert options_of(home, silent) == options_of(home, absent) == [("warn", said)]
+    none = Case(home.paths, None, "", None)
+    assert only(options.engine_options, none, "engine options").found == said

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from cli_home import COMMAND, Home, fresh_home
 from llamactl_cli import versions
-from llamactl_supervisor.client import ControlClient
-from llamactl_supervisor.errors import LlamactlError
+from llamactl_supervisor.client import Client
+from llamactl_supervisor.models import PageReceipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_a_refusal_by_the_engine_is_exit_5_with_the_engines_reason(home: Home) -
 def test_a_stopped_engine_is_exit_3_and_starts_again_as_it_was(home: Home) -> None:
     first = home.up()["pid"]
     home.run("reconfigure", "-c", "32k", "-np", "4")
-    assert home.run("stop").out == "engine stopped\n"
+    assert home.run("stop").out.startswith("engine stopped\nconversations: 2 kept in files (81 ")
     assert home.run("stop", "--json").result["outcome"] == "already_stopped"
     for words in (("-c", "64k"), ("--per-slot", "8k")):
         ran = home.run("reconfigure", *words, "--json")
@@ -332,7 +332,7 @@ def test_a_page_verb_that_waits_for_its_slot_lets_everything_else_go_on(home: Ho
     assert home.run("wait", "--timeout", "5").out.startswith("engine ready")
     assert home.run("pages", "out", "1", "hare").code == 0
     assert home.run("reconfigure", "-np", "4").code == 0  # the fake's slot is free from here on
-    with ControlClient(home.paths) as client:
+    with Client(home.paths) as client:
         client.wait_operation(client.operation(ran.error["details"]["operation_id"]), timeout_s=30)
     pages = home.run("pages", "ls", "--json").result["pages"]
     assert {page["name"] for page in pages} == {"fox", "hare"}
@@ -340,12 +340,15 @@ def test_a_page_verb_that_waits_for_its_slot_lets_everything_else_go_on(home: Ho
 
 def test_a_stop_ends_a_page_verb_that_waits(home: Home) -> None:
     home.up("--fake-busy")
-    with ControlClient(home.paths) as client:
+    with Client(home.paths) as client:
         waits = client.page_out("fox", 0)
-        assert home.run("stop").out == "engine stopped\n"
-        with pytest.raises(LlamactlError) as caught:
-            client.wait_operation(waits, timeout_s=30)
-    assert (caught.value.code, caught.value.exit_code) == ("superseded", 5)
+        stopped = home.run("stop").out.splitlines()
+        assert stopped[0] == "engine stopped"
+        assert stopped[1].startswith("conversations: 2 kept in files (81 tokens")
+        assert stopped[1].endswith("1 request cut)")
+        done = client.wait_operation(waits, timeout_s=30).result
+    assert isinstance(done, PageReceipt)
+    assert done.page == "fox", "the cut freed its slot, and the page is kept as well"
     for words in (
         *(("slots",), ("pages", "ls"), ("pages", "out", "0", "fox")),
         *(("pages", "in", "fox", "0"), ("pages", "drop", "fox"), ("pages", "spill", "fox")),
@@ -366,6 +369,17 @@ def test_logs_print_the_last_lines(running: Home) -> None:
     assert running.run("logs", "-n", "0").out == ""
     whole = running.run("logs").out
     assert len(whole.splitlines()) == 200
+
+
+def test_what_steers_a_terminal_is_written_out_unless_it_is_asked_for(running: Home) -> None:
+    with running.paths.engine_log.open("ab") as log:
+        log.write(b"2026-10-02T12:00:00.000Z stderr \x1b]0;owned\x07\tx \xc2\x9b2J\n")
+    told = running.run("logs", "-n", "1").out
+    assert told.endswith(" \\x1b]0;owned\\x07\tx \\x9b2J\n")
+    assert "\x1b]0;owned\x07" in running.run("logs", "-n", "1", "--raw").out
+    line = json.loads(running.run("logs", "-n", "1", "--json").out)
+    assert line["text"].startswith("\x1b]0;owned\x07")
+    assert "\x1b" not in running.run("pages", "drop", "\x1b[2J").err
 
 
 @pytest.mark.usefixtures("running")
@@ -414,6 +428,18 @@ def test_env_is_for_a_shell(running: Home) -> None:
     assert (done.stdout, done.stderr) == (said, "")
     env = running.run("env", "--json").result
     assert env["engine_socket"] == running.run("status", "--json").result["engine"]["socket"]
+
+
+def test_env_and_doctor_tell_of_the_daemons_own_state(
+    running: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMACTL_STATE_DIR", str(running.root / "other"))
+    env = running.run("env", "--json").result
+    assert env["state_dir"] == str(running.paths.state)
+    assert env["engine_log"] == str(running.paths.engine_log)
+    findings = json.loads(running.run("doctor", "--json").out)["findings"]
+    told = next(each["found"] for each in findings if each["check"] == "state directory")
+    assert told.startswith(f"{running.paths.state}, ")
 
 
 def test_version_says_when_command_and_daemon_differ(

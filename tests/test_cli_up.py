@@ -10,15 +10,16 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from cli_home import COMMAND, FAKE_ENGINE, Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home
 from llamactl_builder import build as builder
 from llamactl_builder import models
 from llamactl_builder.progress import Progress, ProgressCallback
-from llamactl_cli import remains
+from llamactl_supervisor import locks, remains
+from sandbox import FAKE_ENGINE, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,7 @@ def test_up_with_the_geometry_of_before_does_not_pass_for_the_live_one(home: Hom
     asked = home.run(*home.up_words(), "-c", "16k", "--json").error
     assert asked["code"] == "conflict"
     assert "n_ctx is 65536, asked for 16384" in asked["message"]
-    assert "llamactl reconfigure" in asked["hint"]
+    assert "llamactl apply" in asked["hint"]
     same = home.run(*home.up_words(), "-c", "64k", "--json")
     assert (same.code, same.result["outcome"]) == (0, "already_up")
 
@@ -91,7 +92,7 @@ def test_another_request_is_refused_and_names_each_differing_field(home: Home) -
     for said in (
         "n_ctx is 16384, asked for 32768",
         "n_seq is 2, asked for 4",
-        "kv_unified is None, asked for True",
+        "kv_unified is absent, asked for true",
         f"port is {home.port}, asked for 1",
     ):
         assert said in ran.err
@@ -128,7 +129,9 @@ def test_up_builds_and_fetches_what_is_missing_and_says_so(
     for said in ("compiling 2/2", "fetching the model"):
         assert said in ran.err
         assert said not in ran.out.replace(ran.rows["done"], "")
-    as_json = home.run("up", "--port", str(home.port), "--json").result
+    again = home.run("up", "--port", str(home.port), "--json").result
+    assert again["steps"] == [], "it is up: there is nothing to build for it"
+    as_json = home.run("up", "--port", str(home.port), "--fresh", "--json").result
     assert as_json["steps"] == ["compiling", "fetching the model"]
 
 
@@ -189,7 +192,7 @@ def test_an_engine_that_cannot_load_fails_with_its_last_words(home: Home) -> Non
 
 
 def test_a_load_that_takes_too_long_times_out_and_goes_on(home: Home) -> None:
-    ran = home.run(*home.up_words()[:7], "--timeout", "0.2", "--", "--fake-never-ready")
+    ran = home.run(*home.up_words(), "--timeout", "0.2", "--", "--fake-never-ready")
     assert (ran.code, ran.out) == (6, "")
     assert "within 0.2 s" in ran.err
     assert "it goes on" in ran.err
@@ -216,7 +219,7 @@ def test_an_interrupted_up_goes_on_without_the_command(home: Home) -> None:
 
 def test_down_ends_engine_and_daemon(home: Home) -> None:
     up = home.up()
-    assert home.run("down").out == "engine stopped\n"
+    assert home.run("down").out.splitlines()[0] == "engine stopped"
     assert not runs(up["pid"])
     assert not runs(up["daemon_pid"])
     assert home.run("status").code == 4
@@ -231,9 +234,14 @@ def test_an_engine_that_outlived_its_daemon_is_named_and_stopped(home: Home) -> 
     status = home.run("status", "--json")
     assert status.code == 4
     assert json.loads(status.err)["error"]["details"]["engine_pids"] == [up["pid"]]
-    assert f"engine {up['pid']} outlived it" in home.run("status").err
+    for words in (("status",), ("stop",), ("restart",), ("slots",), ("reconfigure", "-c", "64k")):
+        said = f"engine {up['pid']} outlived it: `llamactl up` adopts it, `down` stops it"
+        ran = home.run(*words)
+        assert (ran.code, said in ran.err) == (4, True), words
+    waited = home.run("wait", "--ready", "--timeout", "0.1")
+    assert f"no daemon runs; engine {up['pid']} outlived it" in waited.err
     down = home.run("down")
-    assert (down.code, down.out) == (0, "engine stopped\n")
+    assert (down.code, down.out.splitlines()[0]) == (0, "engine stopped")
     assert f"engine {up['pid']} still runs" in down.err
     assert not runs(up["pid"])
 
@@ -248,13 +256,92 @@ def test_up_after_a_lost_daemon_finds_the_same_engine(home: Home) -> None:
     assert again["daemon_started"] is True
 
 
+def kill_all(up: Any) -> None:
+    """End daemon and engine as a machine does that loses its power."""
+    for pid in (up["daemon_pid"], up["pid"]):
+        process = psutil.Process(pid)
+        process.kill()
+        process.wait(10)
+
+
+def test_up_without_flags_goes_on_with_the_engine_that_was_last_asked_for(home: Home) -> None:
+    up = home.run(*home.up_words(), "-c", "24k", "-np", "3", "--json").result
+    again = home.run("up", "--json").result
+    assert (again["outcome"], again["pid"], again["resumed"]) == ("already_up", up["pid"], True)
+    daemon = psutil.Process(up["daemon_pid"])
+    daemon.kill()
+    daemon.wait(10)
+    adopted = home.run("up", "--json").result
+    assert (adopted["outcome"], adopted["pid"]) == ("already_up", up["pid"])
+    kill_all(adopted)
+    ran = home.run("up")
+    assert ran.code == 0
+    assert ran.rows["url"] == f"http://127.0.0.1:{home.port}"
+    assert ran.rows["context"] == "24576 tokens: 3 slots of 8192"
+    told = f"as last asked for: {home.model}, 24576 tokens over 3 slots, port {home.port} of"
+    assert told in ran.err
+
+
+def test_what_no_flag_of_up_says_is_no_wish_against_what_was_asked_for(home: Home) -> None:
+    pid = home.run(*home.up_words(), "-c", "24k", "-np", "3", "--json").result["pid"]
+    same = home.run(*home.up_words(), "--json").result
+    assert (same["outcome"], same["pid"]) == ("already_up", pid)
+    one = home.run("up", "--per-slot", "4k", "--json").error
+    assert (one["code"], "n_ctx is 24576, asked for 12288" in one["message"]) == ("conflict", True)
+    assert "n_seq" not in one["message"]
+    assert home.run("reconfigure", "-c", "12k").code == 0
+    home.run("stop")
+    after = home.run("up", "-np", "2", "--json").result
+    assert (after["geometry"]["n_ctx"], after["geometry"]["n_seq"]) == (12288, 2)
+    assert after["url"] == f"http://127.0.0.1:{home.port}"
+    home.run("stop")
+    fresh = home.run(*home.up_words(), "--fresh", "--json").result
+    assert (fresh["geometry"]["n_ctx"], fresh["resumed"]) == (16384, False)
+
+
+def test_up_of_an_engine_that_is_not_up_takes_what_the_file_says_since(home: Home) -> None:
+    file = home.root / "config" / "llamactl" / "config.toml"
+    home.run(*home.up_words(), "-np", "3")
+    home.run("stop")
+    file.parent.mkdir(parents=True)
+    file.write_text("[engine]\nn_ctx = '48k'\n")
+    file.chmod(0o600)
+    up = home.run("up", "--json").result
+    assert (up["geometry"]["n_ctx"], up["geometry"]["n_seq"]) == (49152, 3)
+
+
+def test_up_builds_again_what_is_gone_of_what_it_had_built(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, fetched = home.paths.cache / "engine", home.paths.cache / "model.gguf"
+
+    def ensure_engine(**_: object) -> builder.EngineBuild:
+        built.parent.mkdir(mode=0o700, exist_ok=True)
+        built.unlink(missing_ok=True)
+        built.symlink_to(FAKE_ENGINE)
+        return builder.EngineBuild(built, "key", False, 1.0, True)
+
+    def ensure_model(**_: object) -> Path:
+        fetched.write_bytes(home.model.read_bytes())
+        return fetched
+
+    monkeypatch.setattr(builder, "ensure_engine", ensure_engine)
+    monkeypatch.setattr(models, "ensure_default_model", ensure_model)
+    assert home.run("up", "--port", str(home.port), "-np", "3").code == 0
+    home.run("stop")
+    built.unlink()
+    fetched.unlink()
+    again = home.run("up", "--json").result
+    assert (again["geometry"]["n_seq"], again["engine_path"]) == (3, str(built))
+
+
 def test_a_daemon_that_lives_and_does_not_answer_is_not_taken_for_none(home: Home) -> None:
     home.paths.runtime.mkdir(0o700)
     with home.paths.daemon_lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert remains.daemon_holds_lock(home.paths)
+        assert locks.daemon_lives(home.paths)
         assert home.run("down").code == 4
-    assert not remains.daemon_holds_lock(home.paths)
+    assert not locks.daemon_lives(home.paths)
 
 
 @pytest.mark.parametrize(
@@ -302,3 +389,17 @@ def test_waiting_for_an_engine_that_comes_later(home: Home) -> None:
     assert '"state": "ready"' in out
     assert home.run("wait", "--json").result["state"] == "ready"
     assert pid == home.run("status", "--json").result["engine"]["pid"]
+
+
+def ready_pid(home: Home) -> int | None:
+    """Return the pid of the engine, where it is ready."""
+    ran = home.run("status", "--json")
+    return None if ran.code else int(ran.result["engine"]["pid"])
+
+
+def test_idle_is_not_the_time_between_a_crash_and_the_next_engine(home: Home) -> None:
+    pid = home.up("--fake-load-s", "0.5")["pid"]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: ready_pid(home) != pid)  # the daemon may not have noticed yet
+    assert home.run("wait", "--json", "--timeout", "30").result["state"] == "ready"
+    assert home.run("status", "--json").result["engine"]["pid"] != pid

@@ -26,8 +26,8 @@ SLOT_RANGE = "from 0 to 255"
 COMMANDS = (
     *("up", "down", "status", "reconfigure", "logs", "start", "stop", "restart", "wait"),
     *("env", "version", "build", "serve", "reap", "systemd", "slots", "pages", "ledger", "reload"),
-    "config",
-    *("orphans", "top", "doctor", "completion"),
+    *("config", "apply", "upgrade"),
+    *("orphans", "top", "doctor", "validate", "bench", "completion"),
 )
 
 
@@ -37,7 +37,7 @@ def home() -> Iterator[Home]:
         yield home
 
 
-@pytest.mark.parametrize("command", ["up", "reconfigure"])
+@pytest.mark.parametrize("command", ["up", "reconfigure", "apply"])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -111,13 +111,15 @@ def test_a_size_per_slot_is_multiplied_into_the_total() -> None:
         (("--engine", "{root}/absent"), "invalid_request", "not a program"),
         (("--engine", "{root}"), "invalid_request", "not a program"),
         (("--engine", "{root}/model.gguf"), "invalid_request", "not a program"),
-        (("--api-key-file", "{root}/absent"), "invalid_request", "there is no file"),
+        (("--api-key-file", "{root}/absent"), "invalid_request", "is not there"),
+        (("--api-key-file", "{root}"), "invalid_request", "is no file; it holds one key"),
         (("--port", "0"), "invalid_request", "from 1 to 65535"),
         (("--port", "65536"), "invalid_request", "from 1 to 65535"),
         (("--host", "127.0.0.1,/tmp/engine.sock"), "invalid_request", "an IPv4 address"),
         (("--host", "example.org"), "invalid_request", "an IPv4 address"),
         (("model.gguf",), "invalid_request", "a model is given with --model"),
         (("--", "--ctx-size", "4096"), "owned_argument", "--ctx-size is set by the supervisor"),
+        (("--", "--api-prefix", "/x"), "owned_argument", "and nothing else may set it"),
         (("--", "--api-key", "secret"), "owned_argument", "put a secret on the command line"),
     ],
 )
@@ -142,6 +144,8 @@ def test_what_up_cannot_use_is_a_usage_error_before_anything_is_built(
         ("stop",),
         ("restart",),
         ("reload",),
+        ("apply", "-np", "3"),
+        ("upgrade",),
         ("logs",),
         ("logs", "-f"),
         ("wait",),
@@ -166,6 +170,20 @@ def test_logs_without_a_daemon_names_the_file(home: Home) -> None:
     assert str(home.paths.engine_log) in home.run("logs").err
 
 
+def test_logs_of_a_daemon_that_is_gone_are_read_from_the_files(home: Home) -> None:
+    home.up()
+    assert home.run("down").code == 0
+    ran = home.run("logs", "-n", "1")
+    assert (ran.code, ran.out) == (4, home.paths.engine_log.read_text().splitlines()[-1] + "\n")
+    own = home.paths.daemon_log.read_text().splitlines()
+    assert f"  | {own[-1]}" in ran.err
+    assert f"the lines with this are the last of {home.paths.daemon_log}" in ran.err
+    assert home.run("logs", "--since", "2999-01-01").out == ""
+    told = home.run("logs", "--json")
+    assert json.loads(told.out.splitlines()[-1])["at"] == ran.out.split()[0]
+    assert json.loads(told.err)["error"]["details"]["last_lines"] == own[-12:]
+
+
 def test_down_with_nothing_there_is_done_already(home: Home) -> None:
     assert home.run("down", "--json").result["outcome"] == "already_stopped"
     assert not home.paths.runtime.exists()
@@ -187,7 +205,7 @@ def test_env_and_version_need_no_daemon(home: Home) -> None:
 def test_waiting_for_an_engine_that_does_not_come_times_out(home: Home) -> None:
     ran = home.run("wait", "--ready", "--timeout", "0.05")
     assert (ran.code, ran.out) == (6, "")
-    assert "the engine is absent after 0.05 s" in ran.err
+    assert "no daemon runs after 0.05 s" in ran.err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -260,8 +278,7 @@ def test_an_unknown_command_is_a_usage_error(home: Home) -> None:
 def test_help_tells_the_defaults_that_the_wire_has(home: Home) -> None:
     said = re.sub(r"\s+", " ", home.run("up", "--help").out)
     assert f"{DEFAULT_N_CTX} tokens over {DEFAULT_N_SEQ} slots" in said
-    assert f"[default: {DEFAULT_PORT}]" in said
-    assert f"[default: {DEFAULT_HOST}]" in said
+    assert f"on port {DEFAULT_PORT} of {DEFAULT_HOST}" in said
 
 
 @pytest.mark.parametrize(
@@ -339,7 +356,7 @@ def test_an_interrupt_is_130_and_no_traceback() -> None:
     words = [*COMMAND, "wait", "--ready"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         assert waiting.stderr is not None
-        assert waiting.stderr.readline() == b"the engine is absent\n"
+        assert waiting.stderr.readline() == b"no daemon runs\n"
         waiting.send_signal(2)
         out, err = waiting.communicate(timeout=20)
     assert (waiting.returncode, out, err) == (130, b"", b"llamactl: interrupted\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from llamactl_cli import text
+from llamactl_cli.commands.ledger import LedgerView
 from llamactl_cli.commands.logs import LogLine
 from llamactl_cli.commands.page_files import FileView
 from llamactl_cli.commands.pages import PagesView, PageView
@@ -19,14 +20,21 @@ from llamactl_cli.session import ends_at_logout
 from llamactl_cli.views import LifecycleView, ReceiptView
 from llamactl_supervisor.config import Paths
 from llamactl_supervisor.models import (
+    CarriedConversation,
+    CarryFate,
+    CarryReport,
     FileReceipt,
     Geometry,
+    Ledger,
+    LifecycleOutcome,
     LifecycleResult,
     PageReceipt,
     Pages,
+    Problem,
     Receipt,
     Slots,
     Status,
+    Totals,
 )
 
 NOON = datetime(2026, 10, 2, 12, 0, tzinfo=UTC).isoformat()
@@ -258,6 +266,47 @@ def test_a_daemon_without_an_engine_has_a_short_status() -> None:
     assert view.data()["uptime_s"] is None
 
 
+def test_what_differs_is_told_in_words_of_toml() -> None:
+    spec = {"model": "/m.gguf", "n_ctx": 8192, "n_seq": 2}
+    status = status_of(
+        desired={"spec": spec, "engine_path": "/e"},
+        override={"n_ctx": 8192, "n_seq": 2, "kv_unified": True, "by": "me", "at": NOON},
+        unapplied=[{"field": "engine.kv_unified", "before": None, "after": False}],
+    )
+    rows = rows_of(StatusView(status, None).text())
+    assert rows["drift"].startswith("kv_unified is true, asked: absent (set live ")
+    assert rows["unapplied"] == "engine.kv_unified is absent, not false"
+
+
+def test_a_log_that_lacks_something_says_so() -> None:
+    engine = {
+        "pid": 7,
+        "holder_pid": 8,
+        "instance_id": "a",
+        "url": "http://h:1",
+        "socket": "/s",
+        "adopted": False,
+        "log_dropped_bytes": 4096,
+    }
+    rows = rows_of(StatusView(status_of(engine=engine), None).text())
+    assert rows["log"] == "4.0 KiB are missing in it: no disk took them"
+    whole = engine | {"log_dropped_bytes": 0}
+    assert "log" not in rows_of(StatusView(status_of(engine=whole), None).text())
+
+
+def test_what_no_disk_took_is_shown() -> None:
+    full = {"code": "state_unwritable", "message": "/s/state.json cannot be written: no space"}
+    rows = rows_of(StatusView(status_of(unsaved=full, ledger_lost=2), None).text())
+    assert rows["unsaved"] == full["message"]
+    assert rows["lost"] == "of the ledger 2 lines since the daemon began: no disk took them"
+    assert LedgerView(Ledger(lines=(), totals=Totals(), lost=2)).text() == (
+        "no lines; lost 2 lines since the daemon began"
+    )
+    damaged = LedgerView(Ledger(lines=(), totals=Totals(), unreadable=2))
+    assert damaged.text() == "no lines, 2 lines of the file that make no sense"
+    assert damaged.data()["unreadable"] == 2
+
+
 def test_a_crash_shows_the_reason_the_retry_and_the_last_exit() -> None:
     status = status_of(
         state="crashed",
@@ -269,10 +318,14 @@ def test_a_crash_shows_the_reason_the_retry_and_the_last_exit() -> None:
         dropped_override={"n_ctx": 131072, "n_seq": 4, "kv_unified": None, "by": "me", "at": NOON},
     )
     rows = rows_of(StatusView(status, None).text())
-    assert rows["engine"] == "crashed, retry in 3.2 s, crashed 2 times"
+    assert rows["engine"] == "crashed, retry in 3.2 s, 2 failures in a row"
     assert rows["problem"] == "the engine died"
     assert rows["last exit"].startswith("was ended by signal 9 (SIGKILL), 2026-10-02 ")
     assert rows["crash record"] == "/s/crashes/a-2.json"
+    assert rows["its memory"] == "conversations that it held in no file are lost"
+    again = status.model_copy(update={"state": "ready", "retry_in_s": None, "forgotten_in_s": 170})
+    engine = rows_of(StatusView(again, None).text())["engine"]
+    assert engine == "ready, after 2 failures in a row, forgotten in 2 min 50 s"
     assert rows["dropped"].startswith("n_ctx 131072, n_seq 4, set live 2026-10-02 ")
 
 
@@ -286,3 +339,56 @@ def test_an_operation_and_a_stranger_are_shown() -> None:
     rows = rows_of(StatusView(status, None).text())
     assert rows["doing"] == "reconfigure the engine is busy"
     assert rows["stranger"].startswith("pid 77: cannot be proven ours")
+
+
+def test_what_was_carried_is_told_by_name_where_it_is_not_in_its_place() -> None:
+    left = {"what": "slot 0", "n_tokens": 400, "fate": "left", "file": "carry-1", "n_bytes": 1024}
+    left |= {"place": "carry-1", "reason": "the window is too\nsmall"}
+    back = {
+        "what": "page fox",
+        "n_tokens": 1,
+        "fate": "back",
+        "place": "page fox",
+        "file": "carry-2",
+    }
+    lost = {
+        "what": "slot 1",
+        "n_tokens": 9,
+        "fate": "lost",
+        "file": "carry-3",
+        "reason": "no space",
+    }
+    report = CarryReport.model_validate(
+        {"conversations": [left, back, lost], "took_s": 2.5, "n_cut": 1}
+    )
+    result = LifecycleResult(outcome=LifecycleOutcome.STARTED, pid=7, load_s=1.5, carried=report)
+    assert LifecycleView(result).text().splitlines() == [
+        "engine started, pid 7, loaded in 1.5 s",
+        "conversations: 1 brought back, 1 left in files, 1 lost "
+        "(410 tokens, 1.0 KiB in 2.5 s, 1 request cut)",
+        "  left in carry-1: slot 0 (400 tokens): the window is too\\nsmall",
+        "  lost: slot 1 (9 tokens): no space",
+    ]
+    before = CarryReport(problem=Problem(code="not_supported", message="does not know /quiesce"))
+    result = LifecycleResult(outcome=LifecycleOutcome.STOPPED, carried=before)
+    assert LifecycleView(result).text().splitlines() == [
+        "engine stopped",
+        "conversations: does not know /quiesce",
+    ]
+
+
+def test_what_is_left_in_files_is_listed_with_its_reason_and_counted() -> None:
+    left = CarriedConversation(
+        what="slot 0",
+        n_tokens=50,
+        fate=CarryFate.LEFT,
+        reason="it is of another model, /m.gguf",
+        n_bytes=2**20,
+        file="carry-1",
+    )
+    heads, row = PagesView(Pages(pages=(), left=(left,))).text().splitlines()[-2:]
+    assert heads.split() == ["left", "in", "files", "was", "tokens", "bytes", "reason"]
+    assert row.split()[:5] == ["carry-1", "slot", "0", "50", "1.0"]
+    assert row.endswith("it is of another model, /m.gguf")
+    status = status_of(in_files=3, in_files_bytes=2**20)
+    assert rows_of(StatusView(status, None).text())["in files"].startswith("3 conversations, 1.0")

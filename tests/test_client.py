@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UP = """
-from llamactl_supervisor.client import ControlClient, spawn_daemon
+from llamactl_supervisor.client import Client
+from llamactl_supervisor.spawn import spawn_daemon
 from llamactl_supervisor.models import UpRequest
-with ControlClient() as client:
+with Client() as client:
     spawn_daemon(client.paths)
     client.wait_operation(client.up(UpRequest.model_validate_json({request!r})), timeout_s=30)
     print(client.status().engine.pid)
 """
 SPAWN = """
-from llamactl_supervisor.client import ControlClient, spawn_daemon
-with ControlClient() as client:
+from llamactl_supervisor.client import Client
+from llamactl_supervisor.spawn import spawn_daemon
+with Client() as client:
     spawn_daemon(client.paths)
     print(client.status().daemon.pid)
 """

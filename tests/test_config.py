@@ -109,7 +109,8 @@ def wrong(file: Path, text: str | bytes, env: dict[str, str] | None = None) -> L
     [
         ("[engin]\n", "'engin' is no section", "did you mean 'engine'?"),
         ("[zzz]\n", "'zzz' is no section", "known: api, daemon, engine, paths"),
-        ("n_ctx = 1\n", "'n_ctx' is no key outside of a section", "known: "),
+        ("n_ctx = 1\n", "'n_ctx' is no key outside of a section", "belongs into [engine]"),
+        ("zzz = 1\n", "'zzz' is no key outside of a section", "known: "),
         ("engine = 1\n", "engine must be a section", None),
         ("[[engine]]\n", "engine must be a section", None),
         ("[engine]\nnctx = 1\n", "'nctx' is no key in [engine]", "did you mean 'n_ctx'?"),
@@ -117,29 +118,37 @@ def wrong(file: Path, text: str | bytes, env: dict[str, str] | None = None) -> L
         ("[paths]\nstate = 'x'\n", "no key in [paths]", "did you mean 'state_dir'?"),
         (
             "[engine]\nn_ctx = 0\n",
-            "engine.n_ctx='0': must be a number of tokens from 256 to",
+            "engine.n_ctx=0: must be a number of tokens from 256 to",
             "128k",
         ),
         ("[engine]\nn_ctx = 'big'\n", "engine.n_ctx='big': ", "engine.n_ctx takes: tokens"),
         ("[engine]\nn_ctx = '4096k k'\n", "engine.n_ctx='4096k k': ", "tokens"),
-        ("[engine]\nn_ctx = 1.5\n", "engine.n_ctx='1.5': ", "tokens"),
-        ("[engine]\nn_ctx = true\n", "engine.n_ctx='True': ", "tokens"),
-        ("[engine]\nn_seq = '2'\n", "engine.n_seq='2': Input should be a valid integer", "integer"),
+        ("[engine]\nn_ctx = 1.5\n", "engine.n_ctx=1.5: ", "tokens"),
+        ("[engine]\nn_ctx = true\n", "engine.n_ctx=true: ", "tokens"),
+        ("[engine]\nn_seq = '2'\n", "engine.n_seq='2': must be an integer", "integer"),
         ("[engine]\nn_seq = 257\n", "a number of slots from 1 to 256", "from 1 to 256"),
         ("[engine]\nkv_unified = 'yes'\n", "engine.kv_unified='yes': ", "true or false"),
         ("[engine]\nport = 65536\n", "less than or equal to 65535", "at most 65535"),
         ("[engine]\nhost = 'example.org'\n", "an IPv4 address", "IPv4 address"),
         ("[engine]\nmodel = ''\n", "engine.model='': must be an absolute path", "path"),
-        ("[engine]\nmodel = 3\n", "engine.model='3': ", "path"),
+        ("[engine]\nmodel = 3\n", "engine.model=3: ", "path"),
         ('[engine]\nmodel = "/a\\u0000b"\n', "must be an absolute path", "path"),
         ("[engine]\nextra_args = '--x'\n", "engine.extra_args='--x': ", "list of strings"),
         ("[engine]\nextra_args = ['--x', 1]\n", "engine.extra_args: ", "list of strings"),
         ("[engine]\nextra_args = ['-c', '1']\n", "-c is set by the supervisor", "list"),
-        ("[daemon]\nstop_term_s = 0\n", "daemon.stop_term_s='0': ", "above 0"),
-        ("[daemon]\nstop_term_s = nan\n", "daemon.stop_term_s='nan': ", "above 0"),
-        ("[daemon]\nstop_term_s = inf\n", "daemon.stop_term_s='inf': ", "above 0"),
+        ("[daemon]\nstop_term_s = 0\n", "daemon.stop_term_s=0: ", "above 0"),
+        ("[daemon]\nstop_term_s = nan\n", "daemon.stop_term_s=nan: ", "above 0"),
+        ("[daemon]\nstop_term_s = inf\n", "daemon.stop_term_s=inf: ", "above 0"),
         ("[daemon]\nstop_term_s = '5'\n", "daemon.stop_term_s='5': ", "number"),
-        ("[daemon]\nlog_bytes_max = 1\n", "daemon.log_bytes_max='1': ", "at least 4096"),
+        ("[daemon]\nlog_bytes_max = 1\n", "daemon.log_bytes_max=1: ", "at least 65536"),
+        ("[daemon]\nlog_bytes_max = 65535\n", "daemon.log_bytes_max=65535: ", "at least 65536"),
+        (
+            "[daemon]\nlog_bytes_max = 1099511627777\n",
+            "log_bytes_max=1099",
+            "at most 1099511627776",
+        ),
+        ("[daemon]\nlog_files_max = 0\n", "daemon.log_files_max=0: ", "at least 1 at most 1000"),
+        ("[daemon]\nlog_files_max = 1001\n", "daemon.log_files_max=1001: ", "at most 1000"),
         ("[daemon\n", "is no TOML: ", None),
         ("[daemon]\nstop_term_s = \n", "(at line 2, column 15)", None),
         ("[daemon]\nclose_s = 1\nclose_s = 2\n", "is no TOML: ", None),
@@ -170,8 +179,8 @@ def test_a_variable_that_makes_no_sense_is_named(value: str) -> None:
     with pytest.raises(LlamactlError) as caught:
         load({"LLAMACTL_STOP_TERM_S": value})
     assert caught.value.code == "invalid_request"
-    shown = value if value in {"soon", "nan"} else f"{float(value)}"
-    assert caught.value.message.startswith(f"LLAMACTL_STOP_TERM_S='{shown}': ")
+    shown = {"soon": "'soon'", "nan": "nan"}.get(value) or f"{float(value)}"
+    assert caught.value.message.startswith(f"LLAMACTL_STOP_TERM_S={shown}: ")
 
 
 def test_a_variable_with_an_open_quote_is_refused() -> None:
@@ -263,9 +272,9 @@ def test_whoever_looks_for_a_daemon_needs_only_the_paths_to_be_right(file: Path)
     assert load_paths(env | chosen).state == Path("/STATE")
 
 
-def test_the_readmes_example_is_right(file: Path) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    example = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
+def test_the_example_of_the_documents_is_right(file: Path) -> None:
+    operations = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    example = re.search(r"```toml\n(.*?)```", operations, re.DOTALL)
     assert example is not None
     file.write_text(example[1])
     found = load(ENV, file=file)

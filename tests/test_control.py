@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
 import pytest
-from llamactl_supervisor import control, view
+from llamactl_supervisor import asking, control, view
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.config import Paths, Settings
 from llamactl_supervisor.errors import error
 from llamactl_supervisor.models import (
+    ConfigValue,
     DaemonStatus,
     EngineLook,
     EngineState,
@@ -22,9 +24,11 @@ from llamactl_supervisor.models import (
     Page,
     Pages,
     Problem,
+    RunningConfig,
     Slots,
     SlotState,
     Status,
+    Takes,
     Totals,
 )
 from llamactl_supervisor.operations import Operations
@@ -35,9 +39,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from llamactl_supervisor.events import Command
-    from llamactl_supervisor.models import Operation
+    from llamactl_supervisor.models import ApplyRequest, Operation, RunRequest
 
 ENGINE = {"model": "/m.gguf", "n_ctx": 16384, "n_seq": 2, "port": 8080}
+LAX: tuple[object, ...] = ("yes", "true", "", 1, 0, 1.0, [])
 UP = {"spec": ENGINE, "engine_path": "/e"}
 PAGE = {"name": "fox", "n_tokens": 40, "n_bytes": 9, "something_newer": 1}
 SLOT = {"id": 0, "n_ctx": 8192, "something_newer": 1}
@@ -51,6 +56,7 @@ class FakeDaemon:
         self.operations = Operations()
         self.commands: list[Command] = []
         self.state = EngineState.STOPPED
+        self.applied: ApplyRequest | None = None
         self.refusal: Exception | None = None
         self.asked: tuple[datetime | None, int] | None = None
 
@@ -62,6 +68,12 @@ class FakeDaemon:
         operation = self.operations.create(kind, by)
         self.commands.append(command(operation.id))
         return operation
+
+    async def apply(self, by: str, asked: ApplyRequest) -> Operation:
+        if self.refusal is not None:
+            raise self.refusal
+        self.applied = asked
+        return self.operations.create(OperationKind.APPLY, by)
 
     async def wait(self, operation: str, wait_s: float) -> Operation:
         return await self.operations.wait(operation, wait_s)
@@ -76,12 +88,21 @@ class FakeDaemon:
             0.0,
             self.paths,
             daemon=daemon,
+            config=None,
             operation=None,
             strangers=(),
+            unsaved=None,
+            ledger_lost=0,
+            in_files=(0, 0),
+            lost=(),
             crash_record=None,
             weight_loads=0,
             loads_avoided=0,
         )
+
+    def config(self) -> RunningConfig:
+        known = {"n_ctx": ConfigValue(read=1, running=2, after_restart=3, takes=Takes.RELOAD)}
+        return RunningConfig(pid=1, file=None, values=known)
 
     async def pages(self) -> Pages:
         if self.refusal is not None:
@@ -105,9 +126,13 @@ class FakeDaemon:
         return b"llamactl_weight_loads_total 1.0\n"
 
     async def log_lines(
-        self, count: int, *, follow: bool, since: datetime | None
+        self, count: int, *, follow: bool, since: datetime | None, run: str | None
     ) -> AsyncIterator[bytes]:
+        assert run is None
         yield f"{count} {follow} {since}\n".encode()
+
+    async def run_engine(self, asked: RunRequest, pid: int) -> AsyncIterator[bytes]:
+        yield f"{asked.argv} {pid}\n".encode()
 
 
 @pytest.fixture
@@ -125,6 +150,34 @@ def call(daemon: FakeDaemon, method: str, path: str, **request: Any) -> httpx.Re
     return asyncio.run(scenario())
 
 
+MUTATIONS = {
+    **{key: {} for key in ("start", "stop", "restart", "down", "reload")},
+    "apply": {},
+    "run": {},
+    "up": UP,
+    "reconfigure": {"n_ctx": 131072},
+    **{key: {"name": "fox"} for key in ("pages/out", "pages/in", "pages/drop", "pages/spill")},
+    **{key: {"filename": "fox"} for key in ("pages/save", "pages/restore")},
+}
+
+
+def test_no_mutation_is_begun_that_its_caller_has_given_up(daemon: FakeDaemon) -> None:
+    paths = call(daemon, "GET", "/openapi.json").json()["paths"]
+    assert {f"/v1/{name}" for name in MUTATIONS} == {
+        path for path, methods in paths.items() if set(methods) - {"get"}
+    }
+    past = {asking.EXPIRES: f"{time.clock_gettime(time.CLOCK_BOOTTIME) - 0.1}"}
+    future = {asking.EXPIRES: f"{time.clock_gettime(time.CLOCK_BOOTTIME) + 60}"}
+    for name, body in MUTATIONS.items():
+        answer = call(daemon, "POST", f"/v1/{name}", json=body, headers=past)
+        assert (answer.status_code, answer.json()["code"]) == (409, "request_expired"), name
+    assert daemon.commands == []
+    assert call(daemon, "POST", "/v1/stop", headers=future).status_code == 202
+    broken = call(daemon, "POST", "/v1/stop", headers={asking.EXPIRES: "soon"})
+    assert (broken.status_code, broken.json()["code"]) == (400, "invalid_request")
+    assert len(daemon.commands) == 1
+
+
 def test_every_mutation_is_an_operation(daemon: FakeDaemon) -> None:
     bodies: dict[str, Any] = {"up": UP, "reconfigure": {"n_ctx": 131072}}
     for kind in ("up", "start", "stop", "restart", "down", "reconfigure"):
@@ -133,6 +186,15 @@ def test_every_mutation_is_an_operation(daemon: FakeDaemon) -> None:
         assert (answer.json()["kind"], answer.json()["state"]) == (kind, "running")
     names = [type(command).__name__.lower() for command in daemon.commands]
     assert names == ["up", "start", "stop", "restart", "down", "reconfigure"]
+
+
+def test_an_apply_knows_what_was_left_out(daemon: FakeDaemon) -> None:
+    body = {"engine": {"n_ctx": "auto"}, "live_only": True}
+    answer = call(daemon, "POST", "/v1/apply", json=body)
+    assert (answer.status_code, answer.json()["kind"]) == (202, "apply")
+    assert daemon.applied is not None
+    assert daemon.applied.engine.model_fields_set == {"n_ctx"}
+    assert (daemon.applied.live_only, daemon.applied.replace) == (True, False)
 
 
 @pytest.mark.parametrize("name", ["fox", "", "a/b", "../x", "..", "a b", "ä", "x\n", "?#&"])
@@ -185,6 +247,25 @@ def test_pages_and_slots_are_what_the_engine_said(daemon: FakeDaemon) -> None:
         ("/v1/reconfigure", {"n_ctx": 0}, "invalid_geometry", "n_ctx"),
         ("/v1/reconfigure", {"n_ctx": 10**12}, "invalid_geometry", "n_ctx"),
         ("/v1/reconfigure", {"n_ctx": "big"}, "invalid_request", "n_ctx"),
+        ("/v1/reconfigure", {"n_ctx": "8192"}, "invalid_request", "n_ctx"),
+        ("/v1/reconfigure", {"n_ctx": 8192.0}, "invalid_request", "n_ctx"),
+        ("/v1/reconfigure", {"n_ctx": True}, "invalid_request", "n_ctx"),
+        ("/v1/reconfigure", {"n_seq": 2.0}, "invalid_request", "n_seq"),
+        *(
+            ("/v1/reconfigure", {field: lax}, "invalid_request", field)
+            for field in ("kv_unified", "dry_run")
+            for lax in LAX
+        ),
+        *(
+            ("/v1/up", UP | {"spec": ENGINE | given}, "invalid_request", f"spec.{field}")
+            for field, given in (
+                *(("kv_unified", {"kv_unified": "on"}), ("kv_unified", {"kv_unified": 1})),
+                *(("port", {"port": "8080"}), ("port", {"port": 8080.0})),
+                *(("host", {"host": 2130706433}), ("model", {"model": 7})),
+                *(("extra_args", {"extra_args": "--x"}), ("api_key_file", {"api_key_file": 7})),
+                ("extra_args.0", {"extra_args": [7]}),
+            )
+        ),
         ("/v1/reconfigure", {"n_seq": 257}, "invalid_geometry", "n_seq"),
         ("/v1/reconfigure", {"n_cxt": 1}, "invalid_request", "n_cxt"),
         ("/v1/reconfigure", [], "invalid_request", "body"),
@@ -196,12 +277,17 @@ def test_pages_and_slots_are_what_the_engine_said(daemon: FakeDaemon) -> None:
         ("/v1/pages/drop", {"name": "fox", "slot": 0}, "invalid_request", "slot"),
         ("/v1/pages/spill", {"filename": "b"}, "invalid_request", "name"),
         ("/v1/pages/spill", {"name": "fox", "slot": 0}, "invalid_request", "slot"),
+        ("/v1/pages/save", {"filename": "b", "slot": 1.0}, "invalid_request", "slot"),
+        ("/v1/pages/spill", {"name": "fox", "drop": 1}, "invalid_request", "drop"),
         ("/v1/pages/spill", {"name": "fox", "drop": "yes"}, "invalid_request", "drop"),
         ("/v1/pages/spill", {"name": "x", "filename": 7}, "invalid_request", "filename"),
         ("/v1/pages/save", {"filename": "b"}, "invalid_request", "slot"),
         ("/v1/pages/save", {"filename": "x" * 513, "slot": 0}, "invalid_request", "filename"),
         ("/v1/pages/restore", {"slot": 0}, "invalid_request", "filename"),
         ("/v1/pages/restore", {"filename": "b", "slot": 256}, "invalid_request", "slot"),
+        ("/v1/apply", {"engine": {"n_ctx": 5}}, "invalid_geometry", "engine.n_ctx"),
+        ("/v1/apply", {"engine": {"n_ctx": "big"}}, "invalid_request", "engine.n_ctx"),
+        ("/v1/apply", {"engine": {"n_cxt": 5}}, "invalid_request", "engine.n_cxt"),
         ("/v1/up", {}, "invalid_request", "spec"),
         ("/v1/up", UP | {"spec": ENGINE | {"n_seq": 0}}, "invalid_geometry", "spec.n_seq"),
         ("/v1/up", UP | {"engine_path": "e"}, "invalid_request", "engine_path"),
@@ -231,12 +317,20 @@ def test_a_bad_body_is_named(
         ("GET", "/v1/operations/none?wait_s=soon", 400, "invalid_request"),
         ("GET", "/v1/operations/none?wait_s=3600", 400, "invalid_request"),
         ("GET", "/v1/logs?lines=-1", 400, "invalid_request"),
+        ("GET", "/v1/logs?lines=1.0", 400, "invalid_request"),
+        ("GET", "/v1/logs?lines=1_0", 400, "invalid_request"),
+        ("GET", "/v1/logs?follow=yes", 400, "invalid_request"),
+        ("GET", "/v1/logs?follow=1", 400, "invalid_request"),
+        ("POST", "/v1/up?exact=on", 400, "invalid_request"),
+        ("GET", "/v1/operations/none?wait_s=1_0", 400, "invalid_request"),
+        ("GET", "/v1/operations/none?wait_s=nan", 400, "invalid_request"),
+        ("GET", "/v1/ledger?since=1700000000", 400, "invalid_request"),
         ("GET", "/v1/ledger?since=yesterday", 400, "invalid_request"),
         ("GET", "/v1/ledger?since=2026-01-01T00:00:00", 400, "invalid_request"),
         ("GET", "/v1/ledger?limit=10001", 400, "invalid_request"),
         ("GET", "/v1/logs?since=0001-01-01T00:00:00%2B14:00", 400, "invalid_request"),
-        ("DELETE", "/v1/up", 405, "invalid_request"),
-        ("GET", "/v1/pages/drop", 405, "invalid_request"),
+        ("DELETE", "/v1/up", 405, "method_not_allowed"),
+        ("GET", "/v1/pages/drop", 405, "method_not_allowed"),
         ("POST", "/v1/pages/drop", 400, "invalid_request"),
         ("POST", "/v1/up", 400, "invalid_request"),
     ],
@@ -261,6 +355,47 @@ def test_a_body_that_is_no_json_is_named(daemon: FakeDaemon, path: str, body: by
     assert Problem.model_validate_json(answer.content).code == "invalid_request"
 
 
+@pytest.mark.parametrize("path", ["/v1/up", "/v1/reconfigure", "/v1/pages/drop", "/v1/pages/save"])
+@pytest.mark.parametrize("sent", ["text/plain", "application/x-www-form-urlencoded", "nonsense"])
+def test_a_body_of_another_type_is_415(daemon: FakeDaemon, path: str, sent: str) -> None:
+    """A page of another origin may send these without asking."""
+    answer = call(daemon, "POST", path, content=b'{"name": "x"}', headers={"Content-Type": sent})
+    assert answer.status_code == 415
+    problem = Problem.model_validate_json(answer.content)
+    assert problem.code == "unsupported_media_type"
+    assert sent in problem.message
+    assert daemon.commands == []
+
+
+def test_json_has_more_than_one_name(daemon: FakeDaemon) -> None:
+    for sent in ("application/json; charset=utf-8", "application/merge-patch+json"):
+        headers = {"Content-Type": sent}
+        answer = call(daemon, "POST", "/v1/reconfigure", content=b'{"n_seq": 3}', headers=headers)
+        assert answer.status_code == 202, sent
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("DELETE", "/v1/up", "POST"), ("GET", "/v1/pages/drop", "POST"), ("PUT", "/metrics", "GET")],
+)
+def test_another_method_is_405_with_those_that_there_are(
+    daemon: FakeDaemon, method: str, path: str, allowed: str
+) -> None:
+    answer = call(daemon, method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_what_is_wrong_is_said_in_words_of_json(daemon: FakeDaemon) -> None:
+    spec = {"n_ctx": "8192", "n_seq": None, "kv_unified": "yes", "extra_args": "--x", "model": 7}
+    bodies: list[Any] = [{"spec": spec, "engine_path": 1.5}, {"spec": []}, [], UP | {"x": 1}]
+    for body in bodies:
+        answer = call(daemon, "POST", "/v1/up", json=body)
+        assert answer.status_code == 400
+        said = [field["problem"] for field in answer.json()["details"]["fields"]]
+        words = " ".join(said).lower().split()
+        assert not {"none", "tuple", "dictionary", "dict", "input", "inputs"} & set(words), said
+
+
 def test_a_refusal_and_a_bug_have_it_too(daemon: FakeDaemon) -> None:
     daemon.refusal = error("conflict", "another engine is up", hint="down", details={"port": 1})
     answer = call(daemon, "POST", "/v1/stop")
@@ -277,10 +412,16 @@ def test_a_refusal_and_a_bug_have_it_too(daemon: FakeDaemon) -> None:
     assert "hunter2" not in answer.text
 
 
+def test_the_configuration_is_the_daemons(daemon: FakeDaemon) -> None:
+    value = {"read": 1, "running": 2, "after_restart": 3, "takes": "reload", "pinned": None}
+    answer = call(daemon, "GET", "/v1/config").json()
+    assert answer == {"pid": 1, "file": None, "values": {"n_ctx": value}}
+
+
 def test_the_ledger_is_asked_for_by_time_and_number(daemon: FakeDaemon) -> None:
     answer = call(daemon, "GET", "/v1/ledger?since=2026-01-01T00:00:00Z&limit=3")
     totals = {"weight_loads": 0, "loads_avoided": 0}
-    assert answer.json() == {"lines": [], "totals": totals}
+    assert answer.json() == {"lines": [], "totals": totals, "lost": 0, "unreadable": 0}
     assert daemon.asked == (datetime(2026, 1, 1, tzinfo=UTC), 3)
 
 

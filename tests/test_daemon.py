@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -36,13 +38,6 @@ def box() -> Iterator[Sandbox]:
     sandbox.close()
 
 
-def refused(box: Sandbox, *fake: str) -> LlamactlError:
-    """Ask for an engine and return why it did not come up."""
-    with pytest.raises(LlamactlError) as caught:
-        box.up(*fake)
-    return caught.value
-
-
 def test_up_ready_reconfigure_down_leaves_nothing(box: Sandbox) -> None:
     daemon = box.start()
     pid = box.up()
@@ -63,11 +58,17 @@ def test_up_ready_reconfigure_down_leaves_nothing(box: Sandbox) -> None:
     assert (load.cause, load.loaded, avoided.geometry) == ("up", True, receipt.geometry)
     assert box.client.ledger(limit=1).lines == box.client.ledger(since=avoided.at).lines
     assert box.client.ledger(since=avoided.at).lines == (avoided,)
-    assert box.client.wait_down(timeout_s=WITHIN_S).outcome == "stopped"
+    stopped = box.client.wait_down(timeout_s=WITHIN_S)
+    assert stopped is not None
+    assert isinstance(stopped.result, LifecycleResult)
+    assert stopped.result.outcome == "stopped"
     assert daemon.wait(WITHIN_S) == 0
     assert box.leftovers() == []
     found = ledger.read(box.paths.ledger_file)
-    assert (found.lines, found.totals) == ((load, avoided), Totals(weight_loads=1, loads_avoided=1))
+    assert found.lines[:2] == (load, avoided)
+    (carried,) = found.lines[2:]
+    assert carried.kind == "carried"
+    assert found.totals == Totals(weight_loads=1, loads_avoided=1)
 
 
 def test_everything_is_private(box: Sandbox) -> None:
@@ -115,6 +116,30 @@ def test_a_second_daemon_is_refused_and_names_the_first(box: Sandbox) -> None:
     assert box.answers()
 
 
+def test_a_second_daemon_leaves_the_log_of_the_first_where_it_is(box: Sandbox) -> None:
+    """Though it is full, and the second one too writes there: that it is refused."""
+    box.paths.create()
+    log = box.paths.daemon_log
+
+    def serve() -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            command = [sys.executable, "-m", "llamactl_supervisor", "serve"]
+            box.daemons.append(subprocess.Popen(command, env=os.environ | box.env, stderr=out))
+        return box.daemons[-1]
+
+    serve()
+    until(box.answers)
+    with log.open("ab") as full:
+        full.write(b"x" * 70000 + b"\n")
+    inode = log.stat().st_ino
+    box.env["LLAMACTL_LOG_BYTES_MAX"] = "65536"
+    assert serve().wait(WITHIN_S) == 5
+    assert log.stat().st_ino == inode
+    assert sorted(path.name for path in log.parent.iterdir()) == ["daemon.log"]
+    assert log.read_text().count("daemon_running") == 1
+    box.client.wait_down(timeout_s=WITHIN_S)
+
+
 def test_a_stopped_engine_cannot_be_reconfigured(box: Sandbox) -> None:
     box.start()
     with pytest.raises(LlamactlError) as caught:
@@ -140,6 +165,26 @@ def test_stop_start_restart_keep_the_live_geometry(box: Sandbox) -> None:
         assert status.engine.geometry is not None
         assert (status.engine.geometry.n_ctx, status.engine.geometry.n_seq) == (131072, 4)
     assert box.client.status().weight_loads == 3
+
+
+def test_who_asked_and_has_gone_is_told_nothing(box: Sandbox) -> None:
+    """Its end of the pipe is closed before the daemon finds that another one runs."""
+    box.start()
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    command = [sys.executable, "-m", "llamactl_supervisor", "serve", "--problem-fd", str(write_fd)]
+    ended = subprocess.run(
+        command,
+        env=os.environ | box.env,
+        pass_fds=(write_fd,),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write_fd)
+    assert "daemon_running" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 5
 
 
 def test_every_refusal_is_passed_on_with_its_reason(box: Sandbox) -> None:
@@ -195,7 +240,8 @@ def test_an_engine_that_dies_in_a_reconfigure_fails_it_and_is_loaded_again(box: 
     first = box.up("--fake-reconfigure", "die")
     with pytest.raises(LlamactlError) as caught:
         box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
-    assert caught.value.code in {"engine_exited", "engine_unreachable", "engine_answer_broken"}
+    assert caught.value.code == "engine_exited"
+    assert caught.value.message.endswith("; it is being loaded again")
     until(lambda: box.client.status().generation == 2)
     box.until_state(EngineState.READY)
     assert box.engine_pid() != first
@@ -203,7 +249,7 @@ def test_an_engine_that_dies_in_a_reconfigure_fails_it_and_is_loaded_again(box: 
 
 def test_a_load_that_fails_says_so_with_its_last_words(box: Sandbox) -> None:
     box.start()
-    problem = refused(box, "--fake-load-exit", "3")
+    problem = box.refused("--fake-load-exit", "3")
     assert problem.code == "engine_exited"
     assert "exited with status 3 while it was starting" in problem.message
     assert problem.details["last_lines"][-1] == "error: this model cannot be loaded"
@@ -219,8 +265,8 @@ def test_an_engine_that_cannot_be_run_is_named(box: Sandbox) -> None:
     missing = box.request().model_copy(update={"engine_path": "/nowhere/llama-server"})
     with pytest.raises(LlamactlError) as caught:
         box.client.wait_operation(box.client.up(missing), timeout_s=WITHIN_S)
-    assert caught.value.code == "engine_spawn_failed"
-    assert "/nowhere/llama-server could not be run: No such file" in caught.value.message
+    assert caught.value.code == "file_unreadable"
+    assert "/nowhere/llama-server cannot be read: No such file" in caught.value.message
     box.model.chmod(0o600)
     unrunnable = box.request().model_copy(update={"engine_path": str(box.model)})
     with pytest.raises(LlamactlError) as caught:
@@ -231,7 +277,7 @@ def test_an_engine_that_cannot_be_run_is_named(box: Sandbox) -> None:
 def test_a_port_in_use_names_its_holder(box: Sandbox) -> None:
     box.start()
     with socket.create_server(("127.0.0.1", box.port)):
-        problem = refused(box)
+        problem = box.refused()
     assert (problem.code, problem.exit_code) == ("port_in_use", 5)
     assert problem.details["pid"] == os.getpid()
     assert f"pid {os.getpid()}" in problem.message
@@ -239,12 +285,12 @@ def test_a_port_in_use_names_its_holder(box: Sandbox) -> None:
 
 def test_a_slow_load_is_waited_for_and_a_silent_one_is_not() -> None:
     """The stall limit is far below the load: the dots it writes keep it alive."""
-    box = Sandbox(ready_stall_s=1.5, stop_term_s=2)
+    box = Sandbox(ready_stall_s=2.5, ready_poll_s=0.4, stop_term_s=2)
     with contextlib.closing(box):
         box.start()
-        box.up("--fake-load-s", "4")
+        box.up("--fake-load-s", "5")
         box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
-        problem = refused(box, "--fake-never-ready")
+        problem = box.refused("--fake-never-ready")
         assert (problem.code, problem.exit_code) == ("start_stalled", 6)
         assert box.client.status().state is EngineState.FAILED
         assert box.client.status().engine is None
@@ -252,10 +298,10 @@ def test_a_slow_load_is_waited_for_and_a_silent_one_is_not() -> None:
 
 @pytest.mark.parametrize("fake", [("--fake-garbage",), ("--fake-instance", "somebody-else")])
 def test_an_engine_that_does_not_prove_itself_is_not_ready(fake: tuple[str, ...]) -> None:
-    box = Sandbox(ready_stall_s=1, stop_term_s=2)
+    box = Sandbox(ready_stall_s=1, ready_poll_s=0.4, stop_term_s=2)
     with contextlib.closing(box):
         box.start()
-        assert refused(box, *fake).code == "start_stalled"
+        assert box.refused(*fake).code == "start_stalled"
 
 
 def test_a_crashed_engine_is_loaded_again_and_a_crash_loop_ends(box: Sandbox) -> None:
@@ -282,7 +328,7 @@ def test_an_engine_that_ignores_term_is_killed_in_bounded_time(box: Sandbox) -> 
     box.up("--fake-ignore-term")
     began = time.monotonic()
     box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
-    assert 2.0 <= time.monotonic() - began < 10.0
+    assert time.monotonic() - began >= 2.0
     last = box.client.status().last_exit
     assert last is not None
     assert last.signal == signal.SIGKILL
@@ -298,6 +344,19 @@ def test_a_stop_during_a_load_supersedes_it(box: Sandbox) -> None:
     assert caught.value.code == "superseded"
 
 
+def test_a_change_that_is_made_although_a_stop_came_is_told_and_kept(box: Sandbox) -> None:
+    box.start()
+    box.up("--fake-reconfigure-s", "0.5", "--fake-ignore-term")
+    changing = box.client.reconfigure(n_ctx=32768)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    ended = box.client.wait_operation(changing, timeout_s=WITHIN_S)
+    assert isinstance(ended.result, Receipt)
+    assert ended.result.outcome == "applied"
+    kept = box.client.status().override
+    assert kept is not None
+    assert kept.n_ctx == 32768
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_term_and_int_are_a_full_stop(box: Sandbox, number: signal.Signals) -> None:
     daemon = box.start()
@@ -305,156 +364,6 @@ def test_term_and_int_are_a_full_stop(box: Sandbox, number: signal.Signals) -> N
     daemon.send_signal(number)
     assert daemon.wait(WITHIN_S) == 0
     assert box.leftovers() == []
-
-
-def test_a_killed_holder_costs_the_log_and_not_the_engine(box: Sandbox) -> None:
-    box.start()
-    pid = box.up()
-    engine = box.client.status().engine
-    assert engine is not None
-    assert engine.holder_pid is not None
-    os.kill(engine.holder_pid, signal.SIGTERM)
-    os.kill(engine.holder_pid, signal.SIGKILL)
-    until(lambda: (status := box.client.status().engine) and status.holder_pid is None)
-    assert (box.client.status().state, box.engine_pid()) == (EngineState.READY, pid)
-    box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
-    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
-    last = box.client.status().last_exit
-    assert last is not None
-    assert (last.exit_code, last.signal) == (None, None)
-    assert "unknown status" in last.summary
-    box.client.wait_down(timeout_s=WITHIN_S)
-    assert box.leftovers() == []
-
-
-def test_a_killed_daemon_leaves_the_engine_and_the_next_adopts_it(box: Sandbox) -> None:
-    daemon = box.start()
-    pid = box.up()
-    box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
-    daemon.kill()
-    daemon.wait(WITHIN_S)
-    assert psutil.pid_exists(pid)
-    box.start()
-    box.until_state(EngineState.READY)
-    status = box.client.status()
-    assert status.engine is not None
-    assert (status.engine.pid, status.engine.adopted, status.generation) == (pid, True, 1)
-    assert status.engine.geometry is not None
-    assert status.engine.geometry.n_ctx == 131072
-    assert status.weight_loads == 1, "an adoption is no load"
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: box.client.status().generation == 2)
-    last = box.client.status().last_exit
-    assert last is not None
-    assert last.signal == signal.SIGKILL, "the holder's record outlives the daemon"
-    box.until_state(EngineState.READY)
-    box.client.wait_down(timeout_s=WITHIN_S)
-    assert box.leftovers() == []
-
-
-def test_a_load_goes_on_over_the_death_of_its_daemon(box: Sandbox) -> None:
-    daemon = box.start()
-    box.client.up(box.request("--fake-load-s", "3"))
-    pid = until(lambda: (engine := box.client.status().engine) and engine.pid)
-    daemon.kill()
-    daemon.wait(WITHIN_S)
-    box.start()
-    box.until_state(EngineState.READY)
-    assert (box.engine_pid(), box.client.status().generation) == (pid, 1)
-
-
-def test_a_stop_goes_on_over_the_death_of_its_daemon(box: Sandbox) -> None:
-    """The intent was saved before the TERM: the next daemon ends what it finds."""
-    daemon = box.start()
-    box.up("--fake-ignore-term")
-    box.client.stop()
-    daemon.kill()
-    daemon.wait(WITHIN_S)
-    box.start()
-    box.until_state(EngineState.STOPPED)
-    box.client.wait_down(timeout_s=WITHIN_S)
-    assert box.leftovers() == []
-
-
-def test_an_engine_that_is_not_provably_ours_is_neither_used_nor_killed(box: Sandbox) -> None:
-    """State lost, engine alive: it is named, and no second one is started beside it."""
-    daemon = box.start()
-    pid = box.up()
-    daemon.kill()
-    daemon.wait(WITHIN_S)
-    box.paths.state_file.write_text("{ torn")
-    box.start()
-    assert "set aside" in box.daemon_log()
-    assert [stranger.pid for stranger in box.client.status().strangers] == [pid]
-    problem = refused(box)
-    assert (problem.code, problem.exit_code) == ("engine_unproven", 5)
-    assert problem.details["pid"] == pid
-    assert psutil.pid_exists(pid)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not box.client.status().strangers)
-    assert box.up() != pid
-
-
-def test_the_saved_intent_is_resumed_or_left_alone(box: Sandbox) -> None:
-    daemon = box.start()
-    pid = box.up()
-    daemon.kill()
-    daemon.wait(WITHIN_S)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not box.processes())
-    idle = box.start("--no-resume")
-    assert box.client.status().state is EngineState.STOPPED
-    idle.kill()
-    idle.wait(WITHIN_S)
-    box.start()
-    box.until_state(EngineState.READY)
-    assert box.client.status().generation == 2
-
-
-def test_a_flood_is_drained_while_the_log_takes_nothing(box: Sandbox) -> None:
-    """Every file of daemon, holder and engine may have 100 kB: the log is soon full for good."""
-    box.env["LLAMACTL_LOG_BYTES_MAX"] = str(2**30)
-    daemon = box.start()
-    psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (100_000, 100_000))
-    box.up("--fake-flood", str(20 * 2**20))
-    assert box.paths.engine_log.stat().st_size <= 100_000
-    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
-    last = box.client.status().last_exit
-    assert last is not None
-    assert last.dropped_bytes > 19 * 2**20
-    assert last.last_lines[-1] == "fake engine ends", "the ring in RAM has what the disk has not"
-
-
-def test_logs_are_rotated_and_followed(box: Sandbox) -> None:
-    box.env |= {"LLAMACTL_LOG_BYTES_MAX": "65536", "LLAMACTL_LOG_FILES_MAX": "3"}
-    box.start()
-    box.up("--fake-flood", str(2**20))
-    sizes = {path.name for path in box.paths.logs.glob("engine.log*")}
-    assert sizes == {"engine.log", "engine.log.1", "engine.log.2"}
-    with contextlib.closing(box.client.logs(lines=1, follow=True)) as lines:
-        assert "flooding" in next(lines)
-        box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
-        assert next(line for line in lines if "ends" in line).endswith("stderr fake engine ends")
-
-
-def test_a_follower_does_not_hold_up_the_end(box: Sandbox) -> None:
-    daemon = box.start()
-    box.up()
-    with contextlib.closing(box.client.logs(follow=True)) as lines:
-        assert "fake engine on" in next(lines)
-        began = time.monotonic()
-        daemon.terminate()
-        assert list(lines)[-1].endswith("fake engine ends")
-    assert daemon.wait(WITHIN_S) == 0
-    assert time.monotonic() - began < 5.0
-
-
-def test_a_state_that_cannot_be_saved_starts_no_engine(box: Sandbox) -> None:
-    daemon = box.start()
-    psutil.Process(daemon.pid).rlimit(psutil.RLIMIT_FSIZE, (10, 10))
-    problem = refused(box)
-    assert problem.code == "state_unwritable"
-    assert [process.pid for process in box.processes()] == [daemon.pid]
 
 
 def test_secrets_are_in_no_argv_log_or_status(box: Sandbox) -> None:

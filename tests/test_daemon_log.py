@@ -45,6 +45,29 @@ def test_it_is_rotated_by_size_and_count(tmp_path: Path) -> None:
     assert kept[-1] == "raw"
 
 
+REMOVED = """
+import logging, os, shutil, sys
+from pathlib import Path
+from llamactl_supervisor import daemon_log
+logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(sys.stderr)])
+path = Path(sys.argv[1])
+daemon_log.rotate(path, 1000, 3)
+logging.info("before")
+shutil.rmtree(path.parent)
+logging.info("after")
+os.write(2, b"raw\\n")
+"""
+
+
+def test_one_that_was_removed_is_made_again_with_its_directory(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "daemon.log"
+    log.parent.mkdir()
+    with log.open("ab") as out:
+        command = [sys.executable, "-c", REMOVED, str(log)]
+        subprocess.run(command, stdout=out, stderr=out, check=True, env=os.environ, timeout=60)
+    assert log.read_text() == "INFO:root:after\nraw\n"
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_another_file_is_left_to_its_owner(tmp_path: Path, *, linked: bool) -> None:
     other = tmp_path / "mine.log"

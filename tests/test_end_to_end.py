@@ -61,6 +61,7 @@ class Shell:
         self.pages = root / "s" / "pages"
         self.model = root / "damaged.gguf"
         self.port = free_port()
+        self.n_reconfigured = 0
         self.env = (
             os.environ
             | PATIENT_THREADS
@@ -85,7 +86,7 @@ class Shell:
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*COMMAND, *words, "--json"],
+            [*COMMAND, "--json", *words],
             env=self.env,
             capture_output=True,
             text=True,
@@ -141,6 +142,7 @@ class Shell:
         raise AssertionError(f"no change came before the stream's end: {receipts}")
 
     def _reconfigure(self, *, n_ctx: int, n_seq: int) -> Any:
+        self.n_reconfigured += 1
         return self.run("reconfigure", "--n-ctx", str(n_ctx), "--n-seq", str(n_seq))
 
 
@@ -197,7 +199,7 @@ def test_a_context_grows_and_shrinks_under_a_stream_without_a_weight_being_reloa
     assert status["engine"]["pid"] == up["pid"]
     assert status["engine"]["geometry"] == receipt["geometry"]
     assert status["engine"]["last_reconfigure"] == receipt
-    assert (status["weight_loads"], status["loads_avoided"]) == (1, 1)
+    assert (status["weight_loads"], status["loads_avoided"]) == (1, shell.n_reconfigured)
     assert status["drift"]["n_seq"] == {"asked": 2, "live": 4}
     held = [slot["n_prompt_tokens"] for slot in status["holds"]["slots"]]
     assert len(held) == 4
@@ -285,3 +287,12 @@ def test_a_damaged_model_ends_up_with_the_engines_last_words(
     code, error = shell.fail("up", "--port", str(shell.port), "--model", str(shell.model))
     assert (code, error["code"]) == (1, "engine_exited")
     assert "failed to load model" in "\n".join(error["details"]["last_lines"])
+
+
+def test_an_engine_that_aborts_says_why_last(shell: Shell) -> None:
+    """Nothing comes after it: no debugger prints a stack, not even where there is one."""
+    words = ("--per-slot", "256", "-np", "3", "--", "-b", "1", "-ub", "1")
+    code, error = shell.fail("up", "--port", str(shell.port), *words)
+    assert (code, error["code"]) == (1, "engine_exited")
+    assert "GGML_ASSERT" in error["details"]["last_lines"][-1]
+    assert "SIGABRT" in error["message"]

@@ -22,6 +22,7 @@ from llamactl_supervisor.models import (
     ProcessIdentity,
     ReconfigureRequest,
 )
+from sandbox import WITHIN_S
 
 GEOMETRY = {"n_ctx": 16384, "n_seq": 2, "from_tomorrow": 1}
 PROPS = {"instance_id": "abc", "context_geometry": GEOMETRY, "n_weight_loads": 1, "total_slots": 2}
@@ -102,17 +103,46 @@ def test_a_loading_engine_is_not_healthy_yet() -> None:
     assert ask(facts, {"/health": http(503, {"error": {"message": "Loading model"}})}) is None
 
 
-def test_nobody_there_is_not_healthy() -> None:
-    async def scenario() -> EngineFacts | None:
+def test_nobody_there_is_no_word_of_the_engine() -> None:
+    async def scenario() -> None:
         identity = ProcessIdentity(pid=1, start_ticks=1, boot_id="b")
         process = EngineProcess(instance_id="abc", engine=identity, holder=None)
         client = EngineClient(process, Path("/nowhere/engine.sock"), None)
         try:
-            return await client.facts()
+            await client.facts()
         finally:
             await client.close()
 
-    assert asyncio.run(scenario()) is None
+    with pytest.raises(LlamactlError) as caught:
+        asyncio.run(scenario())
+    assert caught.value.code == "engine_socket_gone"
+    assert "/nowhere/engine.sock: No such file or directory" in caught.value.message
+
+
+def test_an_engine_that_was_seen_to_end_is_asked_no_more() -> None:
+    async def asked_too_late(client: EngineClient) -> None:
+        await client.close()
+        await client.props()
+
+    gone = problem(asked_too_late, {})
+    assert (gone.code, gone.message) == (
+        "engine_unreachable",
+        f"the engine is gone (pid {os.getpid()})",
+    )
+
+
+async def quiesce(client: EngineClient) -> Any:
+    return await client.quiesce(is_quiet=True, cut=True, timeout_s=WITHIN_S)
+
+
+def test_the_demand_to_be_quiet_is_answered_declined_or_not_known() -> None:
+    counts = {"is_quiet": True, "n_processing": 0, "n_waiting": 3, "n_cut": 2, "newer": 1}
+    bodies: list[Any] = []
+    told = ask(quiesce, {"/quiesce": http(200, counts)}, bodies=bodies)
+    assert (told.n_waiting, told.n_cut) == (3, 2)
+    assert bodies == [{"is_quiet": True, "cut": True}]
+    assert ask(quiesce, {"/quiesce": http(404, {"error": {"code": 404}})}) is None
+    assert problem(quiesce, {"/quiesce": http(200, {})}).code == "engine_answer_broken"
 
 
 def test_another_process_on_the_socket_is_not_our_engine() -> None:
@@ -259,12 +289,22 @@ def test_a_list_that_is_none_is_broken(path: str) -> None:
     def read(client: EngineClient) -> Awaitable[Any]:
         return client.pages() if path == "/pages" else client.slots()
 
-    assert not any(ask(read, {path: http(200, [])}).model_dump().values())
+    props = {"/props": http(200, PROPS)}
+    assert not any(ask(read, props | {path: http(200, [])}).model_dump().values())
     bodies: tuple[object, ...] = (b"[", {"pages": []}, [{"name": "fox"}])
     for body in bodies:
-        assert problem(read, {path: http(200, body)}).code == "engine_answer_broken"
-    refused = {"error": {"code": 501, "message": "start it with --slots"}}
-    assert "start it with --slots" in problem(read, {path: http(501, refused)}).message
+        assert problem(read, props | {path: http(200, body)}).code == "engine_answer_broken"
+    body = {"code": 501, "type": "not_supported_error", "message": "start it with --slots"}
+    refused = problem(read, props | {path: http(501, {"error": body})})
+    assert (refused.code, refused.message) == ("not_supported", "start it with --slots")
+
+
+def test_an_engine_that_does_not_say_its_slots_is_not_asked_for_them() -> None:
+    """Being asked would wake it, for nothing but this answer."""
+    silent = PROPS | {"endpoint_slots": False, "is_sleeping": True}
+    found = problem(lambda client: client.slots(), {"/props": http(200, silent), "/slots": b""})
+    assert found.code == "not_supported"
+    assert "--no-slots" in found.message
 
 
 def test_calls_that_wait_keep_no_other_from_being_sent() -> None:
@@ -303,7 +343,6 @@ def test_calls_that_wait_keep_no_other_from_being_sent() -> None:
     asyncio.run(scenario())
 
 
-WITHIN_S = 10.0
 SLOT = {"id": 0, "n_ctx": 8192, "is_processing": True, "n_prompt_tokens": 40}
 FOX = {"name": "fox", "n_tokens": 7, "n_bytes": 7168}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ class Held:
             "directory": str(directory),
             "argv": ["/bin/sh", "-c", script],
             "env": {"PATH": os.environ["PATH"], "SECRET": "hunter2"},
+            "context": None,
             "log": str(directory / "engine.log"),
             "log_bytes_max": 2**20,
             "log_files_max": 3,
@@ -203,6 +205,34 @@ def test_what_was_dropped_is_said_in_the_log_once_the_disk_is_back(tmp_path: Pat
     first, second = path.read_text().splitlines()
     assert first.endswith(f"holder {log.dropped_bytes} bytes were dropped")
     assert second.endswith("stdout kept")
+
+
+def test_what_no_disk_took_is_counted_while_the_engine_runs(tmp_path: Path) -> None:
+    (tmp_path / "engine.log").mkdir()
+    held = Held(tmp_path, "echo lost; exec sleep 60")
+    with held.start() as holder:
+        until(lambda: held.read("pulse").get("dropped_bytes"))
+        os.kill(held.read("holder.json")["engine_pid"], signal.SIGKILL)
+        holder.wait(WITHIN_S)
+
+
+def test_a_log_that_was_removed_is_made_again_with_its_directory(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    log = Log(str(logs / "engine.log"), 2**20, 2)
+    log.start()
+    log.put(line(b"stdout", b"before"))
+    until(lambda: (logs / "engine.log").exists())
+    shutil.rmtree(logs)
+
+    def written() -> bool:
+        log.put(line(b"stdout", b"after"))
+        return (logs / "engine.log").exists()
+
+    until(written)
+    log.close()
+    assert logs.stat().st_mode & 0o077 == 0
+    assert "after" in (logs / "engine.log").read_text()
 
 
 def test_a_holder_that_cannot_name_its_engine_does_not_let_it_go(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import httpx
 import native_programs
 import psutil
 import pytest
-from live_engine import LiveEngine, live_engine
-from streams import Stream, Streams, streams
+from live_engine import LiveEngine, live_engine, resident
+from llamactl_validate.streams import Stream, Streams, streams
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,11 +46,6 @@ N_BYTES_HEAD = 400
 
 CELL_POSITION = 108
 """Where a .dft of this model has the position of a cell: behind its header and one more cell."""
-
-
-def resident(process: psutil.Process) -> int:
-    """Return resident bytes, counted page by page: the running count is off by megabytes."""
-    return sum(mapping.rss for mapping in process.memory_maps(grouped=True))
 
 
 @dataclasses.dataclass

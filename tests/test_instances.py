@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from llamactl_supervisor import instances
 from llamactl_supervisor.config import Paths
+from machine import REQUEST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RECORD = {"instance_id": "abc", "boot_id": "b", "holder_pid": 2, "holder_start_ticks": 20}
+ASKED = instances.Asked(generation=1, request=REQUEST, override=None)
 ENGINE = {"engine_pid": 1, "engine_start_ticks": 10}
 
 
@@ -20,7 +22,7 @@ ENGINE = {"engine_pid": 1, "engine_start_ticks": 10}
 def paths(tmp_path: Path) -> Paths:
     found = Paths(tmp_path / "c", tmp_path / "s", tmp_path / "r")
     found.create()
-    instances.create(found, "abc")
+    instances.create(found, "abc", ASKED)
     return found
 
 
@@ -80,3 +82,11 @@ def test_a_pulse_that_is_not_there_does_not_move(paths: Paths) -> None:
     assert instances.pulse(paths, "abc") == 0
     put(paths, "pulse", {})
     assert instances.pulse(paths, "abc") > 0
+
+
+def test_what_an_engine_was_asked_to_be_is_known_without_the_state(paths: Paths) -> None:
+    assert instances.asked(paths, "abc") == ASKED
+    assert (paths.engine_dir("abc") / "asked.json").stat().st_mode & 0o777 == 0o600
+    put(paths, "asked.json", {"generation": 1})
+    assert instances.asked(paths, "abc") is None
+    assert instances.asked(paths, "other") is None

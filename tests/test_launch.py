@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 from llamactl_supervisor.config import Paths, Settings
-from llamactl_supervisor.launch import engine_argv, holder_order, instance_id
+from llamactl_supervisor.fields import OWNED_ENV
+from llamactl_supervisor.launch import engine_argv, holder_order, instance_id, pages_dir
 from llamactl_supervisor.models import EngineRequest, Override, UpRequest
 
 PATHS = Paths(Path("/c"), Path("/s"), Path("/r"))
@@ -34,9 +35,16 @@ def test_a_live_geometry_holds_over_a_relaunch() -> None:
 @pytest.mark.parametrize("option", ["--slot-save-path", "--slot_save_path"])
 def test_a_directory_for_pages_that_the_user_chose_is_the_only_one(option: str) -> None:
     spec = EngineRequest.parse({"model": "/m.gguf", "extra_args": ["--jinja", option, "/mine"]})
-    argv = engine_argv(REQUEST.model_copy(update={"spec": spec}), None, "id", PATHS)
+    request = REQUEST.model_copy(update={"spec": spec})
+    argv = engine_argv(request, None, "id", PATHS)
     assert argv[-3:] == ["--jinja", option, "/mine"]
     assert "/s/pages/" not in argv
+    assert (pages_dir(request, PATHS), pages_dir(REQUEST, PATHS)) == (Path("/mine"), PATHS.pages)
+
+
+def test_an_engine_begins_quiet_where_it_is_to_wait() -> None:
+    assert "--quiesced" not in engine_argv(REQUEST, None, "id", PATHS)
+    assert "--quiesced" in engine_argv(REQUEST, None, "id", PATHS, quiet=True)
 
 
 def test_keys_travel_as_a_path() -> None:
@@ -47,10 +55,10 @@ def test_keys_travel_as_a_path() -> None:
     assert "/keys" not in argv
 
 
-def test_no_environment_can_make_two_engines_share_a_port() -> None:
-    env = {"LLAMA_ARG_REUSE_PORT": "1", "CUDA_VISIBLE_DEVICES": "0"}
+def test_no_environment_can_set_what_is_ours() -> None:
+    env = dict.fromkeys(OWNED_ENV, "1") | {"CUDA_VISIBLE_DEVICES": "0"}
     order = holder_order(["/e"], env, "id", PATHS, Settings())
-    assert order["env"] == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert order["env"] == {"CUDA_VISIBLE_DEVICES": "0", "GGML_NO_BACKTRACE": "1"}
 
 
 def test_instances_are_told_apart() -> None:

@@ -58,6 +58,11 @@ def test_a_torn_line_costs_itself_only(tmp_path: Path) -> None:
         torn.write('{"v":1,"kind":"load","at":"20')
     ledger.append(path, AVOIDED)
     assert ledger.read(path).totals == Totals(weight_loads=1, loads_avoided=1)
+    assert ledger.read(path).unreadable == 1
+    with path.open("ab") as damaged:
+        damaged.write(b'\xff\x00\n{"v":9}\n\n')
+    found = ledger.read(path, limit=0)
+    assert (found.unreadable, found.totals.weight_loads) == (3, 1)
 
 
 def test_the_newest_lines_are_read_and_all_are_counted(tmp_path: Path) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from llamactl_supervisor import listener
 from llamactl_supervisor.api_settings import Address
 from llamactl_supervisor.listener import Server, bind, bind_tcp
+from llamactl_supervisor.models import Problem
 from sandbox import WITHIN_S
 
 if TYPE_CHECKING:
-    import socket
     from pathlib import Path
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -41,22 +42,24 @@ def listening(request: pytest.FixtureRequest, tmp_path: Path) -> socket.socket:
 
 async def trickle(listening: socket.socket, start: bytes) -> bytes:
     """Send `start`, then a byte at a time for ever; return what came until the end."""
-    name = listening.getsockname()
-    connecting = (
-        asyncio.open_unix_connection(name)
-        if isinstance(name, str)
-        else asyncio.open_connection(*name)
-    )
-    reader, writer = await connecting
-    writer.write(start)
+    loop = asyncio.get_running_loop()
     answer = b""
-    with contextlib.suppress(ConnectionError):
-        while not reader.at_eof():
-            with contextlib.suppress(TimeoutError):
-                answer += await asyncio.wait_for(reader.read(1000), listener.REQUEST_S / 5)
-            if start[-1:] not in {b"", b"2", b"\n"}:
-                writer.write(b"x")
-    writer.close()
+    with socket.socket(listening.family) as caller:
+        caller.setblocking(False)
+        await loop.sock_connect(caller, listening.getsockname())
+        await loop.sock_sendall(caller, start)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    receiving = loop.sock_recv(caller, 1000)
+                    if not (chunk := await asyncio.wait_for(receiving, listener.REQUEST_S / 5)):
+                        break
+                    answer += chunk
+                if start[-1:] not in {b"", b"2", b"\n"}:
+                    with contextlib.suppress(
+                        ConnectionError
+                    ):  # what came before is read all the same
+                        await loop.sock_sendall(caller, b"x")
     return answer
 
 
@@ -78,7 +81,21 @@ def test_an_unfinished_request_is_dropped(
     listening: socket.socket, start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "REQUEST_S", 0.3)
-    assert served(listening, start).count(b"answered") == start.count(GET)
+    answer = served(listening, start)
+    assert answer.count(b"answered") == start.count(GET)
+    head, _, body = answer.rpartition(b"\r\n\r\n")
+    late = start not in {b"", GET}
+    assert (b"HTTP/1.1 408 " in head) == late
+    if late:
+        assert head.endswith(b"Connection: close")
+        assert Problem.model_validate_json(body).code == "request_timed_out"
+
+
+def test_what_is_no_http_is_told_so_in_the_one_shape(listening: socket.socket) -> None:
+    head, _, body = served(listening, b"HELO there\n\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Type: application/problem+json" in head
+    assert Problem.model_validate_json(body).code == "invalid_request"
 
 
 def test_a_whole_request_may_take_as_long_as_it_takes(

@@ -70,6 +70,8 @@ def test_the_bounds_themselves_are_good() -> None:
         ({"model": "/m", "extra_args": ["-c=1"]}, "owned_argument"),
         ({"model": "/m", "extra_args": ["--ctx_size", "1"]}, "owned_argument"),
         ({"model": "/m", "extra_args": ["--reuse-port"]}, "owned_argument"),
+        ({"model": "/m", "extra_args": ["--version"]}, "invalid_request"),
+        ({"model": "/m", "extra_args": ["--print_args_json"]}, "invalid_request"),
         ({"model": "/m", "extra_args": ["--api-key", "hunter2"]}, "owned_argument"),
     ],
 )

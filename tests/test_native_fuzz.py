@@ -56,6 +56,8 @@ def test_page_files_are_accepted_only_as_they_would_be_written(
     subprocess.run([maker, first], check=True)
     done = subprocess.run(
         [
+            # Between them a shell: a process begins with the most that was resident of its parent.
+            *("sh", "-c", '"$@"; exit $?', "sh"),
             *(fuzzer, *LIMITS, f"-max_total_time={FUZZ_S}", "-print_final_stats=1"),
             *(f"-artifact_prefix={tmp_path}/", corpus, first),
         ],

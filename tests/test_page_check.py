@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_home import COMMAND, FAKE_ENGINE, Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home
 from live_engine import live_engine
 from llamactl_builder import build as builder
 from llamactl_builder import models
 from llamactl_builder.progress import Progress
+from sandbox import FAKE_ENGINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,15 +238,16 @@ def test_days_out_of_range_are_a_usage_error(home: Home, days: str) -> None:
     assert "a number of days from 0 to 36500" in ran.err
 
 
+@pytest.mark.parametrize("option", ["--slot-save-path", "--slot_save_path"])
 def test_with_a_daemon_it_is_the_program_and_the_directory_of_its_engine(
-    home: Home, script: Script
+    home: Home, script: Script, option: str
 ) -> None:
     engine = home.root / "given" / "llama-server"
     engine.parent.mkdir()
     shutil.copy(FAKE_ENGINE, engine)
     other = script({"what": "plain", "name": "other program"})
     said = script(WHOLE, beside=engine.parent)
-    options = ("--", "--slot-save-path", str(home.root / "kept"))
+    options = ("--", option, str(home.root / "kept"))
     assert home.run(*home.up_words(engine=engine), *options).code == 0
     assert home.run("pages", "fsck").rows["whole"] == "hare  2.0 KiB"
     assert said.read_text().splitlines() == ["fsck", str(home.root / "kept")]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_engine import LiveEngine, live_engine
+from llamactl_validate.streams import streaming_socket, streams
 from page_conversations import OPTIONS, contents, converse, go_on, hold, refused
 from sandbox import until
-from streams import streaming_socket, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,6 +114,7 @@ def on_own_disk(engine_path: Path, tiny: TinyModels, tmp_path: Path) -> Iterator
         yield live
 
 
+@pytest.mark.usefixtures("engine_path", "tiny")  # of either engine, which is got by its name
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_limit_costs_nothing_and_once_it_is_lifted_all_works(
     request: pytest.FixtureRequest, limit: str

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from live_engine import LiveEngine, live_engine
+from llamactl_validate.streams import streams
 from page_conversations import OPTIONS, converse, go_on, refused
 from sandbox import WITHIN_S
-from streams import streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

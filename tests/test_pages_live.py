@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from live_engine import LiveEngine, live_engine
+from llamactl_validate.conversations import TEXTS, Later, tokens_of
+from llamactl_validate.streams import streams
+from llamactl_validate.suites.pages import there_and_back
 from page_conversations import refused
 from sandbox import WITHIN_S, until
-from streams import streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +27,8 @@ TALE = {
     "ignore_eos": True,
 }
 CHECKPOINTS = ("--ubatch-size", "32", "--checkpoint-min-step", "16")
-TEXT = (
-    "The lighthouse keeper walked down to the shore and looked at the sea, which was grey and "
-    "quiet that morning. He had lived beside it for thirty years, and each day he wrote into a "
-    "book which ships had passed, and from where the wind had come. His daughter"
-)
-SAMPLED = {"temperature": 0.8, "seed": 3, "n_probs": 1, "n_predict": 200, "ignore_eos": True}
+SAMPLED = {"temperature": 0.8, "seed": 3, "n_probs": 1, "ignore_eos": True}
+N_WRITTEN = 200
 KINDS = {
     "dense": ("llama-dense", ()),
     "dense, V transposed": ("llama-dense", ("--flash-attn", "off")),
@@ -91,27 +89,6 @@ def test_a_page_says_what_it_holds_and_leaves_its_slot_free(engine: LiveEngine) 
     refused(engine.page(1, "page_out", "again"), 400, "empty_slot")
 
 
-def test_a_page_goes_into_any_slot_of_any_geometry_and_leaves_the_store(
-    engine: LiveEngine,
-) -> None:
-    said = engine.ask("/completion", **TALE, id_slot=1).receipt["content"]
-    longer = TALE | {"prompt": f"{TALE['prompt']}{said} Then"}
-    control = engine.ask("/completion", **longer, id_slot=1).receipt
-    engine.erase()
-    engine.ask("/completion", **TALE, id_slot=1)
-    out = engine.page(1, "page_out", "fox").receipt
-    engine.ask("/completion", prompt="Water begins to boil when", n_predict=4, id_slot=1)
-    assert engine.reconfigure(n_ctx=12288, n_seq=4, kv_unified=True).receipt["outcome"] == "applied"
-    back = engine.page(3, "page_in", "fox").receipt
-    assert back["n_tokens"] == back["n_reusable"] == out["n_tokens"]
-    assert engine.pages() == []
-    assert engine.metric("page_store_bytes") == 0
-    again = engine.ask("/completion", **longer, id_slot=3).receipt
-    assert again["timings"]["cache_n"] == control["timings"]["cache_n"] == back["n_reusable"]
-    assert again["content"] == control["content"]
-    refused(engine.page(0, "page_in", "fox"), 404, "unknown_page")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_and_a_file_are_as_good_as_the_slot_they_came_from(
     engine_path: Path, tiny: TinyModels, kind: str
@@ -122,77 +99,15 @@ def test_a_page_and_a_file_are_as_good_as_the_slot_they_came_from(
     model = tiny.model(name)
     window = ("--override-kv", f"{name.split('-')[0]}.context_length=int:65536")
 
-    def run(way: str) -> list[Any]:
+    def run(way: str) -> list[Later]:
         with live_engine(engine_path, model, *options, *window, "--cache-ram", "0") as live:
-            text = live.ask("/tokenize", content=TEXT).receipt["tokens"]
-            first = live.ask("/completion", **SAMPLED, prompt=text, id_slot=1).receipt
-            said = [*text, *(each["id"] for each in first["completion_probabilities"])]
-            slot = 1
-            if way != "stay":
-                out = (
-                    live.page(1, "page_out", "one").receipt
-                    if way == "page"
-                    else live.file(1, "save", "one").receipt
-                )
-                live.ask("/completion", **SAMPLED, prompt=text[::-1], id_slot=1)
-                if kind == "unified":
-                    live.erase(1)  # cells of others change the order of the sums
-                back = (
-                    live.page(0, "page_in", "one").receipt
-                    if way == "page"
-                    else live.file(0, "restore", "one").receipt
-                )
-                assert back["n_checkpoints"] == out["n_checkpoints"]
-                assert back["n_bytes"] == out["n_bytes"]
-                assert back.get("lost", []) == []
-                slot = 0
-            answers = []
-            # an exact append, and other last five tokens
-            for prompt in ([*said, 21, 22], [*said[:-5], 23, 24, 25, 26, 27]):
-                answer = live.ask("/completion", **SAMPLED, prompt=prompt, id_slot=slot).receipt
-                drafts = [answer["timings"].get(key) for key in ("draft_n", "draft_n_accepted")]
-                probabilities = [
-                    (each["id"], each["logprob"]) for each in answer["completion_probabilities"]
-                ]
-                answers.append((answer["timings"]["cache_n"], drafts, probabilities))
-            if way != "stay":
-                assert answers[0][0] == back["n_reusable"]
-            return answers
+            text = tokens_of(live, TEXTS[0])
+            return there_and_back(live, way, text, SAMPLED, N_WRITTEN)
 
     control = run("stay")
-    assert all(n_reused > 0 for n_reused, *_ in control)
+    assert all(later.n_reused > 0 for later in control)
     assert run("page") == control
     assert run("file") == control
-
-
-def test_a_parked_conversation_is_a_page_too(engine: LiveEngine) -> None:
-    engine.ask("/completion", **TALE, id_slot=1)
-    held = engine.slots()[1]["n_prompt_tokens"]
-    engine.reconfigure(n_seq=1)
-    (page,) = engine.pages()
-    back = engine.page(0, "page_in", page["name"]).receipt
-    assert back["n_tokens"] == held
-    assert (engine.pages(), engine.props()["parked"]) == ([], [])
-    engine.ask("/completion", **TALE, id_slot=0)
-    assert engine.reconfigure(n_seq=2).receipt["parked"] == []
-    engine.ask("/completion", **TALE, id_slot=1)
-    engine.reconfigure(n_seq=1)
-    (page,) = engine.pages()
-    assert engine.page(0, "page_drop", page["name"]).status == 200
-    assert (engine.pages(), engine.props()["parked"]) == ([], [])
-
-
-def test_a_parked_request_is_neither_taken_nor_dropped(engine: LiveEngine) -> None:
-    with streams(engine) as running:
-        stream = running.start(**TALE | {"n_predict": 80}, id_slot=1)
-        stream.reach(4)
-        engine.reconfigure(n_seq=1)
-        (page,) = engine.pages()
-        assert page["running"]
-        for action in ("page_in", "page_drop"):
-            refused(engine.page(0, action, page["name"]), 409, "request_waiting")
-        engine.reconfigure(n_seq=2)
-        assert stream.result()["tokens_predicted"] == 80
 
 
 def test_an_action_on_a_busy_slot_waits_for_it(engine: LiveEngine) -> None:
@@ -234,41 +149,6 @@ def test_who_waits_for_a_slot_is_served_after_each_other(engine: LiveEngine) -> 
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", "../x", "/etc/passwd", "a/b", "x.ckpt", "x.lora", "x.dft", ".x", "-x", "a" * 300),
-        *("a\x00b", "a b", "ä", "parked-1", "..", "x\n"),
-    ],
-)
-def test_a_name_that_is_none_is_refused(engine: LiveEngine, name: str) -> None:
-    engine.ask("/completion", **TALE | {"n_predict": 1}, id_slot=0)
-    held = engine.slots()[0]["n_prompt_tokens"]
-    refused(engine.page(0, "page_out", name), 400, "bad_name")
-    assert engine.slots()[0]["n_prompt_tokens"] == held
-    for action in ("page_in", "page_drop"):
-        answer = engine.page(0, action, name)
-        assert answer.status in (400, 404), answer.body
-
-
-@pytest.mark.parametrize("slot", ["2", "-1", "x", "99999999999", "1x", "+1", "%201"])
-def test_a_slot_that_is_none_is_refused(engine: LiveEngine, slot: str) -> None:
-    refused(engine.page(slot, "page_out", "fox"), 400, "bad_slot")
-    refused(engine.page(slot, "page_in", "fox"), 400, "bad_slot")
-
-
-def test_a_page_that_is_too_large_for_the_slot_is_told_both_numbers(engine: LiveEngine) -> None:
-    engine.ask("/completion", prompt="word " * 400, n_predict=1, id_slot=0)
-    held = engine.page(0, "page_out", "long").receipt["n_tokens"]
-    engine.ask("/completion", **TALE | {"n_predict": 1}, id_slot=0)
-    kept = engine.slots()[0]["n_prompt_tokens"]
-    engine.reconfigure(n_ctx=512)
-    error = refused(engine.page(0, "page_in", "long"), 409, "too_large")
-    assert error["details"] == {"tokens_held": held, "tokens_fit": 256}
-    assert engine.slots()[0]["n_prompt_tokens"] == kept
-    assert [page["n_tokens"] for page in engine.pages()] == [held]
 
 
 def test_a_name_is_replaced_by_what_is_newer(engine: LiveEngine) -> None:

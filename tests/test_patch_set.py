@@ -150,6 +150,47 @@ def test_overlay_follows_the_tree(up: Upstream) -> None:
     assert set(patchset.load(up.patches).overlay) == {"tools/server/server-more.h"}
 
 
+def test_an_edit_of_the_patch_set_itself_is_not_overwritten(up: Upstream, tmp_path: Path) -> None:
+    """In a file that the tree has older, in a hook, and as a file that the tree does not know."""
+    write_files(up.tree, {NEW: b"void first(int) {}\n"})
+    up.export()
+    (up.patches / "overlay" / NEW).write_bytes(b"void first(long) {}\n")
+    write_files(up.patches, {"overlay/tools/server/server-more.h": b"\n"})
+    replace(up.patches / FIRST, b"+    line(5); first();", b"+    line(5); first(1);")
+    up.edit(COMMON, "common_9;", "common_9 = 9;")
+    before = up.patch_bytes()
+    with pytest.raises(PatchError) as caught:
+        up.export()
+    assert caught.value.code == "patches_edited"
+    named = f"{FIRST}, overlay/tools/server/server-more.h, overlay/{NEW} changed"
+    assert named in caught.value.message
+    assert up.patch_bytes() == before
+    git(up.tree, "checkout", "-q", COMMON)
+    fresh = up.apply(tmp_path / "fresh")
+    assert up.export(tree=fresh) == ["wrote upstream.toml"], "the same edits, and their hash"
+    up.verify()
+
+
+def test_an_edit_that_the_tree_has_too_or_that_is_given_up_is_no_obstacle(up: Upstream) -> None:
+    write_files(up.tree, {NEW: b"void first(int) {}\n"})
+    (up.patches / "overlay" / NEW).write_bytes(b"void first(int) {}\n")
+    assert up.export() == ["wrote upstream.toml"]
+    write_files(up.tree, {NEW: b"void first(long) {}\n"})
+    assert f"wrote overlay/{NEW}" in up.export(), "written since as it was exported"
+    (up.patches / "overlay" / NEW).write_bytes(b"void first(char) {}\n")
+    (up.patches / "overlay" / NEW).unlink()
+    assert up.export() == [f"wrote overlay/{NEW}"]
+    up.verify()
+
+
+def test_a_tree_that_does_not_say_what_it_was_made_from_overwrites_nothing(up: Upstream) -> None:
+    (up.tree / ".git" / "patch-set.sha256").unlink()
+    write_files(up.tree, {NEW: b"void first(int) {}\n"})
+    with pytest.raises(PatchError, match=f"overlay/{NEW} changed since") as caught:
+        up.export()
+    assert caught.value.code == "patches_edited"
+
+
 def test_a_new_file_that_no_build_reads_is_refused(up: Upstream) -> None:
     write_files(up.tree, {"docs/ours.md": b"\n"})
     with pytest.raises(PatchError, match=r"docs/ours\.md") as caught:

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from llamactl_supervisor import preflight
 from llamactl_supervisor.errors import LlamactlError
-from llamactl_supervisor.models import EngineRequest, EngineState, Operation, UpRequest
-from sandbox import FAKE_ENGINE, WITHIN_S, Sandbox
+from llamactl_supervisor.models import EngineRequest, EngineState, LoadLine, Operation, UpRequest
+from sandbox import FAKE_ENGINE, WITHIN_S, Sandbox, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,9 +40,9 @@ def with_keys(box: Sandbox) -> UpRequest:
 @pytest.mark.parametrize(
     ("broken", "reason", "words"),
     [
-        ("model.gguf", "engine_spawn_failed", "model.gguf cannot be read: No such file"),
-        ("keys", "invalid_request", "keys cannot be read: No such file"),
-        ("engine", "engine_spawn_failed", "engine could not be run: No such file"),
+        ("model.gguf", "file_unreadable", "model.gguf cannot be read: No such file"),
+        ("keys", "file_unreadable", "keys cannot be read: No such file"),
+        ("engine", "file_unreadable", "engine cannot be read: No such file"),
     ],
 )
 def test_a_restart_that_would_bring_no_engine_is_refused(
@@ -57,6 +57,7 @@ def test_a_restart_that_would_bring_no_engine_is_refused(
     kept = (box.root / broken).rename(box.root / "aside")
     problem = asked(box, box.client.restart)
     assert (problem.code, problem.exit_code) == ("restart_refused", 5)
+    assert 'llamactl_operations_total{kind="restart",outcome="refused"} 1.0' in box.metrics()
     assert problem.details["reason"] == reason
     assert words in problem.message
     status = box.client.status()
@@ -89,6 +90,73 @@ def test_an_engine_that_crashes_and_cannot_be_started_again_is_not_tried_again(
     assert status.problem is not None
     assert status.problem.message.endswith("model.gguf is no GGUF file")
     assert status.crashes == 2, "the crash, and the one start that was tried"
+
+
+def configured(box: Sandbox) -> None:
+    """Have every daemon bring the fake engine up by itself."""
+    box.env |= {
+        "LLAMACTL_ENGINE_MODEL": str(box.model),
+        "LLAMACTL_ENGINE_PATH": str(FAKE_ENGINE),
+        "LLAMACTL_ENGINE_PORT": str(box.port),
+    }
+
+
+def test_a_model_that_is_mounted_late_is_waited_for(box: Sandbox) -> None:
+    configured(box)
+    box.env["LLAMACTL_BACKOFF_BASE_S"] = "2"
+    aside = box.model.rename(box.root / "aside")
+    box.start()
+    box.until_state(EngineState.CRASHED)
+    problem = box.client.status().problem
+    assert problem is not None
+    assert problem.code == "file_unreadable"
+    assert problem.message == (
+        f"the model {box.model} cannot be read: No such file or directory; waited for"
+    )
+    aside.rename(box.model)
+    box.until_state(EngineState.READY)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_model_that_comes_back_after_all_tries_is_noticed(
+    box: Sandbox, *, restarted: bool
+) -> None:
+    """By the daemon that gave up, and by one that is new."""
+    configured(box)
+    box.env["LLAMACTL_BACKOFF_CAP_S"] = "600" if restarted else "0.3"
+    aside = box.model.rename(box.root / "aside")
+    box.start()
+    box.until_state(EngineState.FAILED)
+    status = box.client.status()
+    assert status.problem is not None
+    assert status.crashes == 5
+    assert "llamactl_engine_crashes_total 0.0" in box.metrics(), "no engine has ended"
+    assert status.crash_record is None
+    assert status.problem.message.endswith("; looked for; `llamactl start` tries at once")
+    if restarted:
+        box.kill_daemon()
+    aside.rename(box.model)
+    if restarted:
+        box.start()
+    box.until_state(EngineState.READY)
+    assert box.client.status().crashes == 0, "it serves: no failure is in a row any more"
+    until(lambda: box.client.ledger().totals.weight_loads)
+    lines = box.client.ledger().lines
+    causes = {line.cause for line in lines if isinstance(line, LoadLine)}
+    assert causes == {"config"}, "no engine has crashed"
+
+
+def test_a_load_that_a_person_asks_for_says_at_once_what_is_missing(box: Sandbox) -> None:
+    """And is made when it is there."""
+    box.env["LLAMACTL_BACKOFF_CAP_S"] = "0.3"
+    box.start()
+    aside = box.model.rename(box.root / "aside")
+    problem = asked(box, lambda: box.client.up(box.request()))
+    assert (problem.code, problem.exit_code) == ("file_unreadable", 1)
+    assert box.client.status().crashes == 1
+    aside.rename(box.model)
+    box.until_state(EngineState.READY)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
 
 
 def test_the_real_engine_judges_its_command_line(

@@ -8,9 +8,14 @@ import os
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from llamactl_cli.run.words import INSTEAD
+from llamactl_supervisor.fields import NO_SERVER_ARGS, OWNED_ARGS, OWNED_ENV
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+OURS_THAT_SAY = {"--print-args-json", "--print-memory-json"}
+"""They are no options of llama-server, and so in no table of it."""
 CLASSES = {"live", "context", "server", "model"}
 
 
@@ -42,6 +47,24 @@ def test_every_option_has_a_name_a_class_and_an_arity(engine_path: Path, tmp_pat
     assert [options[name]["arity"] for name in ("--kv-unified", "--model")] == [0, 1]
     assert options["--parallel"]["args"] == ["-np", "--parallel"]
     assert options["--parallel"]["env"] == "LLAMA_ARG_N_PARALLEL"
+
+
+def test_what_the_supervisor_owns_is_so_in_every_spelling(
+    engine_path: Path, tmp_path: Path
+) -> None:
+    """Its lists against the engine's own table; keys come by a variable as well, on purpose."""
+    table = answer(engine_path, tmp_path)["options"]
+    spelled = [{*each["args"], *each["args_neg"]} for each in table]
+    owned = [each for each, args in zip(table, spelled, strict=True) if args & OWNED_ARGS]
+    assert set().union(*(args for args in spelled if args & OWNED_ARGS)) == OWNED_ARGS
+    silent = set().union(*(args for args in spelled if args & NO_SERVER_ARGS))
+    assert silent | OURS_THAT_SAY == NO_SERVER_ARGS
+    assert set().union(*INSTEAD.values()) == silent
+    env = {each["env"] for each in owned if each["env"] and each["name"] != "--api-key-file"}
+    env |= {
+        each["env"].replace("LLAMA_ARG_", "LLAMA_ARG_NO_") for each in owned if each["args_neg"]
+    }
+    assert env == OWNED_ENV
 
 
 def test_what_was_given_comes_in_order_with_its_source(engine_path: Path, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 
-from llamactl_supervisor.process import Process, alive, identify, send
+from llamactl_supervisor.process import Process, send
+from llamactl_supervisor.procfs import alive, identify
 from sandbox import WITHIN_S
 
 

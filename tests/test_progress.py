@@ -123,6 +123,18 @@ def test_a_micro_batch_of_minutes_is_not_wedged_and_a_livelock_is(watch: Watch) 
     assert wedge.why == "it works on a request, and has come no further for 600 s"
 
 
+def test_a_first_micro_batch_is_judged_by_the_processor_that_it_was_given(watch: Watch) -> None:
+    """A starved machine takes long over it; once one has ended it is known how long."""
+    wedge, after_s = watch.see_until_wedged(WORKING, within_s=20_000, cpu_share=0.1)
+    assert wedge is not None
+    assert 6000 <= after_s <= 6006
+    watch.progress = Progress()
+    watch.see(IDLE)
+    wedge, after_s = watch.see_until_wedged(WORKING, within_s=20_000, cpu_share=0.03)
+    assert wedge is not None
+    assert 12_000 <= after_s <= 12_006, "but not for ever"
+
+
 def test_a_deadlock_in_the_middle_of_a_long_micro_batch_is_found_as_soon(watch: Watch) -> None:
     assert watch.see_until_wedged(WORKING, within_s=300, cpu_share=2.0)[0] is None
     wedge, after_s = watch.see_until_wedged(WORKING, within_s=100)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -34,6 +37,22 @@ def reap(box: Sandbox, *words: str) -> tuple[int, str]:
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
+
+
+def reap_json(box: Sandbox, *before: str, stdout: Any = subprocess.PIPE) -> Any:
+    """Run `llamactl reap --json`, behind the words `before`."""
+    return subprocess.run(
+        [*before, sys.executable, "-m", "llamactl_cli", "reap", "--json"],
+        env=box.env | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=stdout, stderr=subprocess.PIPE, timeout=WITHIN_S, check=False,
+    )  # fmt: skip
+
+
+def result(box: Sandbox) -> Any:
+    """Return what it prints."""
+    done = reap_json(box)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def crashed(box: Sandbox, *fake: str) -> int:
@@ -103,11 +122,26 @@ def test_an_engine_that_is_about_to_end_is_waited_for(box: Sandbox) -> None:
 def test_an_engine_that_is_not_provably_ours_is_left_alone(box: Sandbox) -> None:
     pid = crashed(box)
     box.paths.state_file.write_text("{ torn")
+    for _ in range(2):
+        code, said = reap(box)
+        assert code == 0
+        assert f"unproven engine pid={pid}" in said
+        assert psutil.pid_exists(pid)
+        [directory] = box.paths.runtime.glob("engine-*")
+        assert (directory / "engine.sock").exists()
+        (directory / "holder.json").unlink(missing_ok=True)
+
+
+def test_a_broken_configuration_does_not_keep_an_engine_from_its_end(box: Sandbox) -> None:
+    pid = stopping(box)
+    file = box.root / "config" / "llamactl" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[daemon]\nstop_trm_s = 3\n")
     code, said = reap(box)
     assert code == 0
-    assert f"unproven engine pid={pid}" in said
-    assert psutil.pid_exists(pid)
-    assert list(box.paths.runtime.glob("engine-*"))
+    assert f"left out: file {file}: " in said
+    assert f"engine pid={pid} was to be stopped: waiting 1 s" in said
+    assert box.leftovers() == []
 
 
 def test_beside_a_daemon_it_is_refused(box: Sandbox) -> None:
@@ -167,6 +201,29 @@ def test_a_systemd_that_does_not_answer_stops_nothing(box: Sandbox) -> None:
 
 def test_nothing_is_done_where_nothing_is_left(box: Sandbox) -> None:
     assert reap(box) == (0, "")
+    assert result(box) == {"ended": [], "left": [], "removed": []}
+
+
+def test_with_json_the_result_is_what_was_ended_and_removed(box: Sandbox) -> None:
+    pid = stopping(box)
+    [directory] = box.paths.runtime.glob("engine-*")
+    removed = [str(directory), str(box.paths.control_socket)]
+    assert result(box) == {"ended": [pid], "left": [], "removed": removed}
+    assert not directory.exists()
+
+
+def test_with_json_what_goes_on_is_named_and_a_result_that_nobody_takes_fails(
+    box: Sandbox,
+) -> None:
+    pid = crashed(box)
+    with Path("/dev/full").open("w") as full:
+        done = reap_json(box, stdout=full)
+    assert done.returncode == 1
+    told = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert (told["code"], f"left=[{pid}]" in told["message"]) == ("os_error", True)
+    assert reap_json(box, "sh", "-c", 'exec "$@" >&-', "-").returncode == 1
+    assert result(box) == {"ended": [], "left": [pid], "removed": []}
+    assert psutil.pid_exists(pid)
 
 
 def test_it_imports_no_server_and_no_http_client() -> None:

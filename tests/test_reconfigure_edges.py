@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import live_engine
-from streams import streams
+from llamactl_validate.streams import streams
 from tiny_models import LONG_ROPE_CELLS
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from live_engine import N_CTX, N_SEQ, Faulty, LiveEngine, live_engine
+from llamactl_validate.streams import Stream, streams
 from sandbox import until
-from streams import Stream, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,7 @@ def test_a_request_that_comes_while_nothing_serves_waits_for_the_next_geometry(
 
 
 def test_slow_steps_hold_up_nobody_else(tools_dir: Path, model_path: Path) -> None:
-    env = {"LLAMA_SERVER_TEST_STEP_DELAY_MS": "200"}
+    env = {"LLAMA_SERVER_TEST_STEP_DELAY_MS": "400"}
     with (
         live_engine(tools_dir / "llama-server-faults", model_path, env=env) as live,
         streams(live) as running,
@@ -191,12 +191,12 @@ def test_slow_steps_hold_up_nobody_else(tools_dir: Path, model_path: Path) -> No
         late = running.submit(lambda: live.ask("/completion", **body, prompt=PROMPTS[1]))
         n_healthy = 0
         while not change.done():
-            assert live.tcp.get("/health", timeout=1).status_code == 200
+            assert live.tcp.get("/health").status_code == 200
             n_healthy += 1
         assert n_healthy > 5
         receipt = change.result().receipt
-        assert receipt["pause_ms"] > 400
-        assert receipt["outside_pause_ms"]["build"] > 200
+        assert receipt["pause_ms"] > 800
+        assert receipt["outside_pause_ms"]["build"] > 400
         assert late.result().status == 200
         assert stream.result()["tokens_predicted"] == body["n_predict"]
 

@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from live_engine import N_CTX, N_SEQ, TRIES, Generation, Json, LiveEngine, live_engine
+from live_engine import N_CTX, N_SEQ, TRIES, Json, LiveEngine, live_engine
+from llamactl_validate.conversations import TEXTS, tokens_of
+from llamactl_validate.suites import identity
 from sandbox import WITHIN_S, until
 from tiny_models import TINY
 
@@ -27,20 +29,6 @@ SHRINK = {"n_ctx": N_CTX // 2, "n_seq": N_SEQ}
 OTHER = {"n_ctx": 3 * N_CTX, "n_seq": 3}
 CHANGES: tuple[Json, ...] = (GROW, SHRINK, OTHER)
 
-TEXTS = (
-    "The lighthouse keeper walked down to the shore and looked at the sea, which was grey and "
-    "quiet that morning. He had lived beside it for thirty years, and each day he wrote into a "
-    "book which ships had passed, and from where the wind had come. His daughter",
-    "Water begins to boil when the pressure of its vapour is as high as the pressure of the air "
-    "above it. On a mountain the air is thin, so that water boils sooner there, at less heat, and "
-    "an egg has to stay in it longer. This is also the reason why",
-    "To bake a loaf of bread you need flour, water, salt and time. Mix them, knead the dough until "
-    "it is smooth, and let it rest in a warm place until it is twice as big as it was before. The "
-    "oven has to be very hot. After half an hour",
-    "The train to the north leaves at seven in the evening from the second platform. It stops at "
-    "every town along the river, crosses the hills at night, and comes to the coast early in the "
-    "morning, when the fishing boats return. In the last carriage",
-)
 REPEATED = (
     "One, two, three, four, five.\n" * 3 + "One, two, three, six, seven.\n" * 2 + "One, two,",
     "The cat sat on the mat.\nThe cat sat on the bed.\nThe dog sat on the mat.\n"
@@ -51,9 +39,6 @@ SAMPLED: Json = {"temperature": 1, "seed": 7, "n_probs": 1, "ignore_eos": True, 
 GREEDY: Json = {"temperature": 0, "ignore_eos": True, "n_predict": 200}
 REAL: Json = GREEDY | {"n_probs": 1, "n_predict": 48}
 """For the real model, which takes a hundred times as long as a tiny one."""
-"""Begins an option's value that is the name of a tiny model."""
-N_LATER = 8
-"""Tokens of a later answer."""
 
 
 @dataclass(frozen=True)
@@ -71,24 +56,10 @@ class Kind:
         """The request, less its prompts."""
         return dict(self.body or (SAMPLED if self.model else REAL))
 
-
-@dataclass(frozen=True)
-class Later:
-    """What came of a request that goes on with a conversation, or edits it."""
-
-    n_reused: int
-    """Tokens that it found in its slot."""
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Run:
-    """What an engine wrote, and what it made of its conversations afterwards."""
-
-    generation: Generation
-    continued: tuple[Later, ...]
-    edited: tuple[Later, ...]
+    @property
+    def course(self) -> identity.Course:
+        """What is asked, and the changes meanwhile."""
+        return identity.Course(self.texts, self.asked, self.changes)
 
 
 def cache_type(name: str) -> tuple[str, ...]:
@@ -232,59 +203,16 @@ def launch(request: pytest.FixtureRequest, engine_path: Path, tiny: TinyModels) 
     return start
 
 
-def tokens_of(live: LiveEngine, text: str) -> list[int]:
-    tokens: list[int] = live.ask("/tokenize", content=text).receipt["tokens"]
-    return tokens
+def undisturbed(launch: Launch, kind: Kind) -> identity.Run:
+    return identity.undisturbed(partial(launch, kind.model, *kind.options), kind.course)
 
 
-def converse(live: LiveEngine, kind: Kind, changes: Sequence[Json]) -> Run:
-    """Generate with these changes in the middle; go on with each conversation, then edit it."""
-    prompts = [tokens_of(live, text) for text in kind.texts]
-    generation = live.generate(kind.asked | {"prompt": prompts}, changes)
-    more = tokens_of(live, " And then")
-
-    def later(prompt: Sequence[int], slot: int) -> Later:
-        body = kind.asked | {"prompt": prompt, "n_predict": N_LATER, "id_slot": slot}
-        answer = live.ask("/completion", **body, return_tokens=True).receipt
-        probabilities = answer.get("completion_probabilities", ())
-        return Later(
-            n_reused=answer["timings"]["cache_n"],
-            tokens=tuple(answer["tokens"]),
-            logprobs=tuple(token["logprob"] for token in probabilities),
-        )
-
-    conversations = list(zip(prompts, generation.tokens, generation.slots, strict=True))
-    continued = tuple(later([*told, *wrote, *more], slot) for told, wrote, slot in conversations)
-    edited = tuple(later([*told[:-10], *more, *more], slot) for told, _, slot in conversations)
-    assert live.props()["n_weight_loads"] == 1
-    return Run(generation, continued, edited)
-
-
-def compared(launch: Launch, kind: Kind) -> Run:
+def compared(launch: Launch, kind: Kind) -> identity.Run:
     """Compare a changed run with an undisturbed one, which is returned."""
-    control, changed = undisturbed(launch, kind), disturbed(launch, kind)
-    assert changed.generation.written == control.generation.written
-    assert changed.continued == control.continued
-    assert changed.edited == control.edited
+    control = undisturbed(launch, kind)
+    changed = identity.disturbed(partial(launch, kind.model, *kind.options), kind.course)
+    identity.compare(control, changed)
     return control
-
-
-def undisturbed(launch: Launch, kind: Kind) -> Run:
-    with launch(kind.model, *kind.options) as live:
-        return converse(live, kind, ())
-
-
-def disturbed(launch: Launch, kind: Kind) -> Run:
-    """Every change comes while every prompt is being answered, on an engine that is new."""
-    for _ in range(TRIES):
-        with launch(kind.model, *kind.options) as live:
-            run = converse(live, kind, kind.changes)
-        if run.generation.changed_in_time:
-            for receipt, change in zip(run.generation.receipts, kind.changes, strict=True):
-                assert receipt["geometry"] | change == receipt["geometry"]
-                assert [slot["fate"] for slot in receipt["slots"]] == ["resident"] * len(kind.texts)
-            return run
-    raise AssertionError(f"no change came in time: {run.generation.receipts}")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, id=name) for name, kind in KINDS.items()])

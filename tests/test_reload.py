@@ -158,7 +158,7 @@ def test_cold_fields_wait_for_the_next_start_and_are_told_until_then() -> None:
 
 def test_live_and_cold_in_one_file() -> None:
     snapshot, result, asked = reload(READY, config(n_seq=4, port=9090))
-    assert asked == [{"n_seq": 4}]
+    assert asked == [{"n_seq": 4, "n_ctx": 16384}], "the total goes along"
     assert result is not None
     assert names(result.applied) == ["engine.n_seq"]
     assert names(result.needs_restart) == ["engine.port"]
@@ -184,7 +184,7 @@ def test_what_up_was_given_by_flags_stays_as_well() -> None:
     )
     assert names(unapplied(flagged)) == ["engine.n_ctx", "engine.port"]
     snapshot, _, asked = reload(flagged, config(n_seq=3))
-    assert asked == [{"n_seq": 3}]
+    assert asked == [{"n_seq": 3, "n_ctx": 4096}]
     assert snapshot.desired == request(n_ctx=4096, port=1, n_seq=3)
 
 
@@ -259,7 +259,7 @@ def test_an_engine_that_still_runs_is_left_as_it_is_and_reload_changes_it() -> N
     )  # fmt: skip
     new = config(n_ctx=32768, port=9090)
     adopted, effects = play(saved, ev.Found(process(1), new), ev.Healthy(1, FACTS, AT))
-    assert [type(effect) for effect in effects] == [ev.Watch]
+    assert [type(effect) for effect in effects] == [ev.Watch, ev.CarryOff], "nothing is asked of it"
     assert adopted.running == request()
     assert adopted.desired == request(port=9090), "the next start is on the new port"
     assert names(unapplied(adopted)) == ["engine.port", "engine.n_ctx"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +46,7 @@ class Configured(Sandbox):
         assert isinstance(ended.result, ReloadResult)
         return ended.result
 
-    def refused(self) -> LlamactlError:
+    def reload_refused(self) -> LlamactlError:
         """Reload and return why it came to nothing."""
         with pytest.raises(LlamactlError) as caught:
             self.reload()
@@ -115,7 +118,7 @@ def test_a_refused_reload_is_tried_again_by_the_next(box: Configured) -> None:
     box.write("--fake-refuse", "insufficient_memory")
     box.serve()
     box.write("--fake-refuse", "insufficient_memory", n_ctx=65536)
-    found = box.refused()
+    found = box.reload_refused()
     assert (found.code, found.exit_code) == ("insufficient_memory", 5)
     status = box.client.status()
     assert status.desired is not None
@@ -128,14 +131,14 @@ def test_a_refused_reload_is_tried_again_by_the_next(box: Configured) -> None:
 def test_a_broken_file_is_refused_and_changes_nothing(box: Configured) -> None:
     box.serve()
     box.write(n_ctx="big")
-    found = box.refused()
+    found = box.reload_refused()
     assert (found.code, found.exit_code) == ("config_refused", 5)
     assert found.message.startswith(f"file {box.file}, engine.n_ctx='big': ")
     assert found.details["reason"] == "config_invalid"
     box.file.chmod(0o666)
-    assert box.refused().details["reason"] == "config_insecure"
+    assert box.reload_refused().details["reason"] == "config_insecure"
     box.file.unlink()
-    assert "No such file" in box.refused().message
+    assert "No such file" in box.reload_refused().message
     assert box.geometry().n_ctx == 16384
     assert box.client.status().state is EngineState.READY
 
@@ -183,6 +186,13 @@ def test_settings_hold_at_once(box: Configured) -> None:
     result = box.reload()
     assert [change.field for change in result.applied] == ["daemon.stop_term_s"]
     assert [change.field for change in result.needs_restart] == ["daemon.close_s"]
+    assert box.client.status().unapplied == result.needs_restart
+    box.write("--fake-ignore-term", daemon="stop_term_s = 0.2\n[api]\nprobes_listen = '[::1]:9'")
+    (late,) = box.reload().needs_restart
+    assert (late.field, late.before, late.after) == ("api.probes_listen", None, "[::1]:9")
+    assert box.client.status().unapplied == (late,)
+    said = 'api.probes_listen is absent until the daemon is restarted: configured as "[::1]:9"'
+    assert said in box.daemon_log()
     box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
 
 
@@ -205,6 +215,25 @@ def test_an_engine_that_outlives_its_daemon_is_left_as_it_is_until_a_reload(
     assert (box.engine_pid(), box.geometry().n_ctx) == (pid, 32768)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_change_that_no_engine_could_be_started_with_is_refused(
+    box: Configured, *, stopped: bool
+) -> None:
+    box.serve()
+    if stopped:
+        box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    box.write("--no-such-option")
+    problem = box.reload_refused()
+    assert (problem.code, problem.exit_code) == ("config_refused", 5)
+    assert "does not take its command line" in problem.message
+    if stopped:
+        box.client.wait_operation(box.client.start(), timeout_s=WITHIN_S)
+    else:
+        os.kill(box.engine_pid(), signal.SIGKILL)
+        until(lambda: box.client.status().generation == 2)
+    box.until_state(EngineState.READY)
+
+
 def test_a_stopped_engine_takes_it_at_its_next_start(box: Configured) -> None:
     box.serve()
     box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
@@ -213,3 +242,59 @@ def test_a_stopped_engine_takes_it_at_its_next_start(box: Configured) -> None:
     assert box.client.status().state is EngineState.STOPPED
     box.client.wait_operation(box.client.start(), timeout_s=WITHIN_S)
     assert box.geometry().n_ctx == 32768
+
+
+def claimed(box: Configured) -> bool:
+    """Whether status and metrics say that the file as it is now is in force."""
+    config, text = box.client.status().config, box.metrics()
+    assert config is not None
+    wanted = hashlib.sha256(box.file.read_bytes()).hexdigest()
+    (hashed,) = re.findall(r"^llamactl_config_hash (\S+)$", text, re.MULTILINE)
+    is_hash = float(hashed) == int(wanted[:12], 16)
+    said = {config.digest == wanted, is_hash, "llamactl_config_ok 1.0" in text}
+    assert len(said) == 1
+    return said.pop()
+
+
+def test_a_file_is_in_force_once_all_of_it_is(box: Configured) -> None:
+    box.write(n_seq=3, kv_unified=False)
+    box.serve()
+    assert claimed(box)
+    box.write(n_seq=4, kv_unified=False)
+    assert box.reload().needs_restart == ()
+    assert claimed(box)
+    box.write("--threads", "3", n_seq=4, kv_unified=False)
+    assert box.reload().needs_restart != ()
+    assert not claimed(box), "it waits for a restart"
+    box.client.wait_operation(box.client.restart(), timeout_s=WITHIN_S)
+    assert claimed(box)
+    by_hand = box.client.reconfigure(n_seq=5)
+    box.client.wait_operation(by_hand, timeout_s=WITHIN_S)
+    assert not claimed(box), "it was changed by hand"
+    box.client.wait_operation(box.client.reconfigure(n_seq=4), timeout_s=WITHIN_S)
+    assert claimed(box)
+    box.write("--threads", "3", daemon="close_s = 7", n_seq=4, kv_unified=False)
+    box.reload()
+    assert not claimed(box), "of [daemon] some waits for the next one"
+
+
+def test_a_file_that_an_adopted_engine_does_not_have_is_not_in_force(box: Configured) -> None:
+    box.write(n_seq=3)
+    box.serve()
+    for n_ctx in (32768, 16384):
+        box.kill_daemon()
+        box.write(n_ctx=n_ctx)
+        box.serve()
+        assert not claimed(box)
+        box.reload()
+        assert claimed(box)
+
+
+def test_an_engine_that_was_asked_for_by_flags_is_not_of_the_file(box: Configured) -> None:
+    box.write(n_seq=3)
+    box.start("--config", str(box.file), "--no-resume")
+    assert claimed(box), "the next start is of it"
+    box.up()
+    assert not claimed(box)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    assert not claimed(box), "nor is the next start"

@@ -7,27 +7,43 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llamactl_supervisor import applies
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.config import Config
+from llamactl_supervisor.launch import live_spec
 from llamactl_supervisor.models import (
+    After,
     EngineState,
     Intent,
     LifecycleResult,
     OperationKind,
+    Problem,
 )
-from llamactl_supervisor.snapshot import IDLE, PAGING_MAX, SERVING, After, Snapshot
+from llamactl_supervisor.snapshot import (
+    ANSWERING,
+    IDLE,
+    PAGING_MAX,
+    SERVING,
+    Snapshot,
+    lacks_files,
+)
 from llamactl_supervisor.state import reduce
 from machine import (
+    ALL_BACK,
+    ALL_KEPT,
     AT,
     CHANGE,
     CONFIG,
     EMPTY,
     EVENTS,
     FACTS,
+    MISSING,
     NOW,
+    ONE_LOST,
     OTHER,
     PAGED,
     PROBLEM,
+    QUIET,
     READY,
     RECORD,
     REQUEST,
@@ -35,9 +51,12 @@ from machine import (
     STATES,
     WEDGED,
     WRITTEN,
+    WRITTEN_OUT,
+    planned,
     play,
     process,
     receipt,
+    renamed,
     up,
 )
 
@@ -62,10 +81,12 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
     if after.state in IDLE:
         assert after.process is None
     assert len(set(ends)) == len(ends), "an operation ended twice"
-    left = {*after.waiting, *after.paging}
-    assert len(left) == len(after.waiting) + len(after.paging)
-    assert not set(ends) & left, "an ended operation still waits"
-    assert not {*before.waiting, *before.paging} - left - set(ends), "an operation was forgotten"
+    left, was = operations(after), operations(before)
+    assert len(set(left)) == len(left)
+    assert not set(ends) & set(left), "an ended operation still waits"
+    assert not set(was) - set(left) - set(ends), "an operation was forgotten"
+    if after.applying is not None:
+        assert after.applying.command.operation in (*after.waiting, *after.changing)
     reads = {effect.operation for effect in effects if isinstance(effect, ev.ReadConfig)}
     assert not {*before.reloads} - {*after.reloads} - reads, "a reload was forgotten"
     if isinstance(event, ev.Command):
@@ -76,23 +97,58 @@ def check(before: Snapshot, event: ev.Event, now: float) -> Snapshot:
         assert where.count(True) == 1
     assert after.reloading is not None or not after.reloads
     check_hand_over(after, event, effects)
-    assert (after.reloading is None) or after.state is EngineState.RECONFIGURING
+    if after.reloading is not None and after.state is not EngineState.RECONFIGURING:
+        assert after.changing == (after.reloading.operation,)
     assert after.process is None or after.desired is None or after.running is not None
-    if after.state not in SERVING:
-        assert not after.paging, "a page verb outlives the service"
+    if after.state not in ANSWERING:
+        assert not (*after.paging, *after.changing), "an answer is awaited of no engine"
     assert len(after.paging) <= PAGING_MAX
     if after.state in {EngineState.STOPPED, EngineState.READY, EngineState.FAILED}:
         assert not after.waiting
     check_deadlines(after)
+    check_carry(after, effects)
+    check_owner(after, effects)
     return after
+
+
+def check_owner(after: Snapshot, effects: tuple[ev.Effect, ...]) -> None:
+    """An owner has an engine or waits for one; without an engine nothing lingers."""
+    if after.owner is not None:
+        assert applies.waits(after, after.owner.id) or (after.state not in IDLE and after.is_run)
+    if after.state in IDLE:
+        assert after.lingering is None
+    if after.is_run and any(isinstance(effect, ev.Spawn) for effect in effects):
+        assert after.owner is not None or after.cause is ev.LoadCause.RESTART, "for nobody"
+
+
+def check_carry(after: Snapshot, effects: tuple[ev.Effect, ...]) -> None:
+    """Conversations are on their way in two states only, and no TERM comes in the middle of it."""
+    if after.carry is not None:
+        assert after.state in {EngineState.STARTING, EngineState.STOPPING}
+        assert after.process is not None
+        assert after.deadline is not None
+        assert not [effect for effect in effects if isinstance(effect, ev.Signal)]
+    asked = [effect for effect in effects if isinstance(effect, ev.CarryOut | ev.CarryIn)]
+    assert len(asked) <= 1
+    assert not asked or after.carry is not None
+
+
+def operations(snapshot: Snapshot) -> list[str]:
+    """Return the operations that have not ended."""
+    pending = () if snapshot.pending is None else snapshot.pending.waiting
+    older = () if snapshot.applying is None else snapshot.applying.older
+    applies = [each.operation for each in (*older, *pending)]
+    return [*snapshot.waiting, *snapshot.paging, *snapshot.changing, *applies]
 
 
 def check_deadlines(after: Snapshot) -> None:
     """Hold a snapshot against what may be waited for in its state."""
     if after.state in {EngineState.STARTING, EngineState.CRASHED}:
         assert after.deadline is not None
-    if after.state in {EngineState.STOPPED, EngineState.FAILED}:
+    if after.state is EngineState.STOPPED:
         assert after.deadline is None
+    if after.state is EngineState.FAILED and after.deadline is not None:
+        assert lacks_files(after), "nothing is looked for"
     if after.trial_ends is not None:
         assert after.override is not None, "no geometry is on trial"
 
@@ -102,7 +158,8 @@ def check_hand_over(after: Snapshot, event: ev.Event, effects: tuple[ev.Effect, 
     if isinstance(event, ev.HandOver):
         assert not [effect for effect in effects if isinstance(effect, ev.Spawn | ev.Signal)]
     if after.leaving and not after.closing:
-        assert (ev.Exit() in effects) is (after.state is not EngineState.RECONFIGURING)
+        settled = after.state is not EngineState.RECONFIGURING and not after.changing
+        assert (ev.Exit() in effects) is settled
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=repr)
@@ -124,7 +181,8 @@ class World:
         stale = [event for event in EVENTS if getattr(event, "generation", here) < here]
         if self.phase == "spawning":
             failed = ev.SpawnFailed(here, PROBLEM, 0.1)
-            return [*stale, failed, ev.Spawned(here, process(here))]
+            lacking = ev.SpawnFailed(here, MISSING, 0.1)
+            return [*stale, failed, lacking, ev.Spawned(here, process(here))]
         if self.phase == "running":
             exited, healthy = ev.Exited(here, RECORD, 0.9), ev.Healthy(here, FACTS, AT)
             done = ev.Reconfigured(here, CHANGE, receipt(), "me", AT)
@@ -132,8 +190,25 @@ class World:
             later = replace(FACTS, n_weight_loads=2, last_reconfigure=receipt())
             observed = ev.Observed(here, later, NOW, AT)
             wedged = ev.Wedged(here, WEDGED)
-            lost = ev.HolderLost(here)
-            return [*stale, exited, healthy, done, failed_change, lost, observed, wedged]
+            lost, gone = ev.HolderLost(here), ev.SocketGone(here, PROBLEM, AT)
+            said: list[ev.Event] = [
+                exited,
+                healthy,
+                done,
+                failed_change,
+                lost,
+                gone,
+                observed,
+                wedged,
+            ]
+            carried: list[ev.Event] = [
+                ev.Healthy(here, QUIET, AT),
+                ev.CarryMoved(here, "writing", ONE_LOST),
+                ev.CarriedOut(here, ALL_KEPT),
+                ev.CarriedOut(here, ONE_LOST),
+                ev.CarriedIn(here, ALL_BACK, FACTS, AT),
+            ]
+            return [*stale, *said, *carried]
         return stale
 
     def happened(self, event: ev.Event, effects: tuple[ev.Effect, ...]) -> None:
@@ -160,14 +235,21 @@ def test_no_sequence_breaks_the_invariants(steps: list[tuple[int, float]]) -> No
     snapshot, world, now = EMPTY, World(), NOW
     for number, (choice, passed_s) in enumerate(steps):
         now += passed_s
-        commands = [event for event in EVENTS if isinstance(event, ev.Command)]
+        commands: list[ev.Event] = [event for event in EVENTS if isinstance(event, ev.Command)]
+        pending = snapshot.pending
+        for each in () if pending is None else pending.waiting[:2]:
+            name, request = each.operation, each.request
+            commands += [planned(snapshot, each), ev.Planned(name, PROBLEM)]
+            commands += [ev.Rebased(name, request, each.spec), ev.Rebased(name, request, PROBLEM)]
         paged = [ev.PageEnded(name, PAGED) for name in snapshot.paging]
         configs = [ev.ConfigRead(f"c{number}", CONFIG), ev.ConfigRead(f"c{number}", Config())]
         possible = [*commands, *paged, *world.facts(), *world.facts(), ev.Tick(), ev.Resume()]
-        possible += configs
+        possible += [*configs, ev.Pressure()]
+        if snapshot.owner is not None:
+            possible += [ev.Left(snapshot.owner.id)] * 3
         event = possible[choice % len(possible)]
         if isinstance(event, ev.Command):
-            event = replace(event, operation=f"o{number}")
+            event = renamed(event, f"o{number}")
         _, effects = reduce(snapshot, event, now)
         snapshot = check(snapshot, event, now)
         world.happened(event, effects)
@@ -182,14 +264,15 @@ def test_up_ready_down() -> None:
     snapshot, effects = play(snapshot, ev.Spawned(1, process(1)), ev.Healthy(1, FACTS, AT))
     assert snapshot.state is EngineState.READY
     assert [type(e) for e in effects] == [ev.Watch, ev.Finish, ev.RecordLoad]
-    snapshot, effects = play(snapshot, ev.Down("d"), ev.Exited(1, RECORD, 0.5))
+    snapshot, effects = play(snapshot, ev.Down("d"), WRITTEN_OUT, ev.Exited(1, RECORD, 0.5))
     assert (snapshot.state, snapshot.intent) == (EngineState.STOPPED, Intent.DOWN)
-    assert [type(e) for e in effects] == [ev.Signal, ev.Finish, ev.Exit]
+    done = [ev.CarryOut, ev.RecordCarried, ev.Signal, ev.Finish, ev.Exit]
+    assert [type(e) for e in effects] == done
 
 
 def test_the_ladder_is_term_then_kill_and_never_a_second_term() -> None:
-    snapshot, effects = play(READY, ev.Stop("s"))
-    assert effects == (ev.Signal(process(1), ev.Ladder.TERM),)
+    snapshot, effects = play(READY, ev.Stop("s"), WRITTEN_OUT)
+    assert effects[-1] == ev.Signal(process(1), ev.Ladder.TERM)
     assert play(snapshot, ev.Tick(), now=NOW + 4.9)[1] == ()
     snapshot, effects = play(snapshot, ev.Stop("t"), ev.Tick(), now=NOW + 5.1)
     assert effects == (ev.Signal(process(1), ev.Ladder.KILL),)
@@ -262,6 +345,18 @@ def test_a_second_up_is_already_up_or_a_conflict() -> None:
     assert isinstance(second, ev.Reject)
     assert second.problem.code == "conflict"
     assert "/other.gguf" in second.problem.message
+
+
+def test_a_conflict_is_told_in_words_of_json_and_toml() -> None:
+    fields: dict[str, object] = {"kv_unified": True, "api_key_file": "/k", "extra_args": ("-x",)}
+    spec = REQUEST.spec.model_copy(update=fields)
+    asked = REQUEST.model_copy(update={"spec": spec})
+    _, (refused,) = play(READY, ev.Up("b", asked))
+    assert isinstance(refused, ev.Reject)
+    assert refused.problem.message == (
+        "another engine is up: kv_unified is absent, asked for true; "
+        'extra_args is [], asked for ["-x"]; api_key_file is absent, asked for "/k"'
+    )
 
 
 def test_an_applied_change_holds_over_a_restart() -> None:
@@ -356,11 +451,46 @@ def test_no_more_page_verbs_wait_than_the_engine_has_threads_for() -> None:
         (ev.Exited(1, RECORD, 0.5), "engine_exited"),
     ],
 )
-def test_a_page_verb_ends_with_the_service_and_once(event: ev.Event, code: str) -> None:
-    snapshot, effects = play(STATES["paging"], event)
+def test_a_page_verb_ends_with_the_engine_and_once(event: ev.Event, code: str) -> None:
+    lost = Problem(code="engine_unreachable", message="the connection is closed")
+    snapshot, effects = play(
+        STATES["paging"], event, ev.PageEnded("p", lost), ev.Exited(1, RECORD, 0.5)
+    )
     (failed,) = (effect for effect in effects if isinstance(effect, ev.Fail))
     assert (failed.operation, failed.problem.code) == ("p", code)
     assert play(snapshot, ev.PageEnded("p", PAGED)) == (snapshot, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "n_ctx"),
+    [
+        ("stopping amid a change", CHANGE.n_ctx),
+        ("stopping amid a reload", CONFIG.engine.n_ctx),
+    ],
+)
+def test_a_change_that_was_made_while_a_stop_came_is_told_and_kept(state: str, n_ctx: int) -> None:
+    made, effects = play(STATES[state], ev.Reconfigured(1, CHANGE, receipt(), "me", AT))
+    (finished,) = (effect for effect in effects if isinstance(effect, ev.Finish))
+    assert finished.operation == "r"
+    stopped, effects = play(made, ev.Exited(1, RECORD, 0.5))
+    assert [effect.operation for effect in effects if isinstance(effect, ev.Finish)] == ["s"]
+    assert stopped.desired is not None
+    asked = live_spec(stopped.desired.spec, stopped.override)
+    assert (stopped.state, asked.n_ctx) == (EngineState.STOPPED, n_ctx)
+
+
+@pytest.mark.parametrize("state", ["stopping amid a change", "stopping amid a reload"])
+def test_a_change_that_a_stop_cut_short_is_told_so_and_is_not_kept(state: str) -> None:
+    before = STATES[state]
+    lost = Problem(code="engine_unreachable", message="the connection is closed")
+    waits, effects = play(before, ev.ReconfigureFailed(1, lost))
+    assert (waits, effects) == (before, ()), "no answer says neither"
+    stopped, effects = play(waits, ev.Exited(1, RECORD, 0.5))
+    (failed,) = (effect for effect in effects if isinstance(effect, ev.Fail))
+    assert (failed.operation, failed.problem.code) == ("r", "superseded")
+    assert (stopped.override, stopped.desired) == (before.override, before.desired)
+    late = ev.Reconfigured(1, CHANGE, receipt(), "me", AT)
+    assert play(stopped, late) == (stopped, ())
 
 
 def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
@@ -369,8 +499,9 @@ def test_a_found_engine_is_adopted_or_ended_as_was_intended() -> None:
     assert [type(effect) for effect in effects] == [ev.Watch]
     ready, effects = play(adopted, ev.Healthy(4, FACTS, AT))
     assert ready.state in SERVING
-    assert effects == (), "an adoption is no weight load"
-    ending, effects = play(replace(saved, intent=Intent.DOWN), ev.Found(process(4)))
+    assert [type(effect) for effect in effects] == [ev.CarryOff], "an adoption is no weight load"
+    down = replace(saved, intent=Intent.DOWN)
+    ending, effects = play(down, ev.Found(process(4), stopping=After.REST))
     assert ending.after is After.REST
     assert [type(effect) for effect in effects] == [ev.Watch], "its TERM was sent before"
     _, effects = play(ending, ev.Tick(), now=NOW + 5)
@@ -408,7 +539,7 @@ def test_a_reload_beside_another_is_read_once_more_when_that_has_ended() -> None
     for end in (
         ev.Reconfigured(1, CHANGE, receipt(), "me", AT),
         ev.ReconfigureFailed(1, PROBLEM),
-        ev.Stop("s"),
+        ev.Exited(1, RECORD, 0.5),
     ):
         after, effects = reduce(both, end, NOW)
         assert ev.ReadConfig("q") in effects

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llamactl_supervisor import events as ev
 from llamactl_supervisor.facts import NEW_LOADS_MAX, SOMEBODY
-from llamactl_supervisor.models import EngineState, ReconfigureRequest
+from llamactl_supervisor.models import (
+    EngineState,
+    Geometry,
+    Problem,
+)
 from llamactl_supervisor.state import reduce
 from machine import (
     AT,
     CHANGE,
+    CHANGED,
     FACTS,
+    MISSING,
     NOW,
-    OTHER,
     READY,
     RECORD,
     REQUEST,
     SETTINGS,
     STATES,
     WEDGED,
+    again,
+    observed,
     play,
     process,
     receipt,
 )
-
-if TYPE_CHECKING:
-    from llamactl_supervisor.snapshot import Snapshot
-
-CHANGED = ev.Reconfigured(1, CHANGE, receipt(), "me", AT)
-
-
-def observed(now: float = NOW, wake_s: float | None = None, **facts: object) -> ev.Observed:
-    return ev.Observed(1, replace(FACTS, **facts), now, AT, wake_s)  # type: ignore[arg-type]
-
-
-def again(crashed: Snapshot, now: float) -> tuple[Snapshot, ev.Spawn]:
-    """Let the retry come due; return the engine that is ready then, and how it was started."""
-    assert crashed.deadline is not None
-    snapshot, effects = reduce(crashed, ev.Tick(), max(now, crashed.deadline))
-    (spawn,) = (effect for effect in effects if isinstance(effect, ev.Spawn))
-    here = spawn.generation
-    events = ev.Spawned(here, process(here)), ev.Healthy(here, FACTS, AT)
-    return play(snapshot, *events, now=now)[0], spawn
-
 
 # --- wedged --------------------------------------------------------------------------------------
 
@@ -82,10 +68,9 @@ def test_an_engine_that_wedges_again_and_again_ends_in_failed() -> None:
 
 
 def test_what_waits_for_a_wedged_engine_ends_with_the_reason() -> None:
-    _, effects = play(STATES["reconfiguring"], ev.Wedged(1, WEDGED))
-    assert effects == (ev.Fail("r", WEDGED), ev.Signal(process(1), ev.Ladder.TERM))
-    _, effects = play(STATES["paging"], ev.Wedged(1, WEDGED))
-    assert effects[0] == ev.Fail("p", WEDGED)
+    for state, waits in (("reconfiguring", "r"), ("paging", "p")):
+        _, effects = play(STATES[state], ev.Wedged(1, WEDGED), ev.Exited(1, RECORD, 0.5))
+        assert ev.Fail(waits, WEDGED) in effects
 
 
 def test_a_stop_of_a_wedged_engine_is_a_stop() -> None:
@@ -95,15 +80,6 @@ def test_a_stop_of_a_wedged_engine_is_a_stop() -> None:
 
 
 # --- loads ---------------------------------------------------------------------------------------
-
-
-def test_a_daemon_that_did_not_run_itself_gives_up_no_load() -> None:
-    """The deadline passed while nobody looked: the engine has all its time again."""
-    starting = STATES["starting"]
-    later, effects = play(starting, ev.Tick(), now=NOW + 3600)
-    assert (later.state, later.deadline, effects) == (EngineState.STARTING, NOW + 3660, ())
-    _, effects = play(later, ev.Tick(), now=NOW + 3660)
-    assert effects == (ev.Signal(process(1), ev.Ladder.TERM),)
 
 
 def test_an_adopted_engine_that_served_before_must_answer_soon() -> None:
@@ -143,6 +119,21 @@ def test_an_engine_that_never_lives_for_minutes_ends_in_failed(
         now = snapshot.deadline
         snapshot, _ = again(snapshot, now)
     raise AssertionError("it is loaded for ever")
+
+
+def test_a_load_that_failed_is_forgotten_once_one_succeeds_and_an_end_of_service_is_not() -> None:
+    patient = replace(READY, settings=SETTINGS.model_copy(update={"crashes_max": 9}))
+    snapshot, _ = again(play(patient, ev.Exited(1, RECORD, 0.5))[0], NOW)
+    assert (snapshot.crashes, snapshot.cause) == (1, ev.LoadCause.CRASH)
+    served, _ = play(snapshot, ev.Exited(2, RECORD, 0.5))
+    assert served.crashes == 2
+    assert served.deadline is not None
+    loading, _ = play(served, ev.Tick(), now=served.deadline)
+    failed, _ = play(loading, ev.SpawnFailed(3, MISSING, 0.5), now=served.deadline)
+    assert (failed.crashes, failed.cause) == (3, ev.LoadCause.CRASH)
+    assert failed.deadline is not None
+    ready, _ = again(failed, failed.deadline)
+    assert ready.crashes == 2
 
 
 @given(st.lists(st.floats(180, 1e6), min_size=20, max_size=20))
@@ -188,12 +179,19 @@ def test_a_wake_is_a_weight_load_and_is_recorded_once() -> None:
     assert loads(effects) == [("wake", None)] * 2, "nobody saw how long each of two took"
 
 
-def test_a_reconfigure_that_woke_the_engine_is_a_load_as_well() -> None:
-    woken = receipt().model_copy(update={"n_weight_loads": 2})
+@pytest.mark.parametrize("seen", [(), (observed(n_weight_loads=2, wake_s=4.5),)])
+@pytest.mark.parametrize("outcome", ["applied", "unchanged", "planned"])
+def test_a_reconfigure_that_woke_the_engine_is_a_load_and_avoids_none(
+    seen: tuple[ev.Event, ...], outcome: str
+) -> None:
+    woken = receipt(outcome).model_copy(update={"n_weight_loads": 2})
     changed = ev.Reconfigured(1, CHANGE, woken, "me", AT)
-    snapshot, effects = play(READY, ev.Reconfigure("r", CHANGE), changed)
+    snapshot, effects = play(READY, ev.Reconfigure("r", CHANGE), *seen, changed)
     assert loads(effects) == [("wake", None)]
-    assert play(snapshot, observed(NOW + 1, n_weight_loads=2, last_reconfigure=woken))[1] == ()
+    assert [effect.by for effect in effects if isinstance(effect, ev.RecordLoad)] == ["me"]
+    assert not [effect for effect in effects if isinstance(effect, ev.RecordAvoided)]
+    told = woken if outcome == "applied" else None
+    assert play(snapshot, observed(NOW + 1, n_weight_loads=2, last_reconfigure=told))[1] == ()
 
 
 @pytest.mark.parametrize("n_weight_loads", [None, 0, -7, 1])
@@ -244,6 +242,24 @@ def test_a_change_over_the_engines_socket_is_found_and_held_to() -> None:
     assert snapshot.facts.last_reconfigure == grown
 
 
+def test_a_change_that_outlived_its_daemon_is_of_whoever_asked_for_it() -> None:
+    adopted, _ = play(replace(STATES["wanted"], change_by="uid 7"), ev.Found(process(1)))
+    found = receipt().model_copy(
+        update={
+            "previous": Geometry(n_ctx=16384, n_seq=4, kv_unified=False),
+            "geometry": Geometry(n_ctx=131072, n_seq=4, kv_unified=False),
+        }
+    )
+    ready, effects = play(adopted, ev.Healthy(1, replace(FACTS, last_reconfigure=found), AT))
+    assert effects[0] == ev.RecordAvoided(found, "uid 7")
+    assert ready.override is not None
+    assert (ready.override.by, ready.override.n_ctx) == ("uid 7", 131072)
+    assert ready.override.kv_unified is None, "nobody set it"
+    again = receipt().model_copy(update={"pause_ms": 1.0})
+    _, effects = play(ready, observed(NOW, last_reconfigure=again))
+    assert effects == (ev.RecordAvoided(again, SOMEBODY),), "that was somebody else"
+
+
 def test_our_own_change_is_not_found_a_second_time() -> None:
     """Seen in the engine before its answer came, and asked before but told after."""
     changing, _ = play(READY, ev.Reconfigure("r", CHANGE))
@@ -257,122 +273,6 @@ def test_our_own_change_is_not_found_a_second_time() -> None:
     assert play(changed, fresh, now=NOW + 2)[1] == ()
 
 
-# --- the last geometry known good ----------------------------------------------------------------
-
-
-def changed(snapshot: Snapshot, n_ctx: int, now: float) -> Snapshot:
-    here = snapshot.generation
-    change = ReconfigureRequest(n_ctx=n_ctx, n_seq=4)
-    done = ev.Reconfigured(here, change, receipt(), "me", AT)
-    return play(snapshot, ev.Reconfigure("r", change), done, now=now)[0]
-
-
-def test_a_crash_soon_after_a_change_goes_back_to_the_geometry_before() -> None:
-    big = changed(READY, 131072, NOW)
-    crashed, _ = play(big, ev.Exited(1, RECORD, 0.5), now=NOW + 599)
-    assert crashed.state is EngineState.CRASHED
-    assert crashed.problem is not None
-    assert "soon after its geometry was changed to n_ctx 131072, n_seq 4 (by me)" in (
-        crashed.problem.message
-    )
-    assert crashed.problem.message.endswith("it goes back to n_ctx 16384, n_seq 2")
-    assert crashed.dropped == big.override
-    ready, spawn = again(crashed, NOW + 600)
-    assert (spawn.override, ready.override) == (None, None)
-    assert ready.dropped == big.override, "it is told until the next change"
-    second, _ = play(ready, ev.Exited(2, RECORD, 0.5), now=NOW + 601)
-    assert (second.state, second.crashes) == (EngineState.CRASHED, 2)
-    assert second.problem is not None
-    assert "geometry" not in second.problem.message
-    assert changed(ready, 65536, NOW + 601).dropped is None
-
-
-def test_the_load_after_it_says_what_it_is_without() -> None:
-    big = changed(READY, 131072, NOW)
-    crashed, _ = play(big, ev.Exited(1, RECORD, 0.5))
-    events = ev.Tick(), ev.Spawned(2, process(2)), ev.Healthy(2, FACTS, AT)
-    _, effects = play(crashed, *events, now=NOW + 9)
-    (load,) = (effect for effect in effects if isinstance(effect, ev.RecordLoad))
-    assert (load.cause, load.dropped) == (ev.LoadCause.CRASH, big.override)
-    assert (load.spec.n_ctx, load.spec.n_seq) == (16384, 2)
-
-
-def test_a_wedge_soon_after_a_change_goes_back_as_well() -> None:
-    big = changed(READY, 131072, NOW)
-    crashed, _ = play(big, ev.Wedged(1, WEDGED), ev.Exited(1, RECORD, 0.5), now=NOW + 60)
-    assert (crashed.override, crashed.dropped) == (None, big.override)
-
-
-def test_a_geometry_that_has_lived_is_the_next_one_known_good() -> None:
-    good = changed(READY, 65536, NOW)
-    big = changed(good, 131072, NOW + 600)
-    crashed, _ = play(big, ev.Exited(1, RECORD, 0.5), now=NOW + 700)
-    assert (crashed.override, crashed.dropped) == (good.override, big.override)
-    kept, _ = play(good, ev.Exited(1, RECORD, 0.5), now=NOW + 600)
-    assert (kept.override, kept.dropped) == (good.override, None)
-
-
-def test_two_changes_on_trial_go_back_to_before_both() -> None:
-    second = changed(changed(READY, 65536, NOW), 131072, NOW + 60)
-    crashed, _ = play(second, ev.Exited(1, RECORD, 0.5), now=NOW + 120)
-    assert (crashed.override, crashed.dropped) == (None, second.override)
-
-
-def test_a_change_back_is_none_to_go_back_from() -> None:
-    change = ReconfigureRequest(n_ctx=16384, n_seq=2)
-    done = ev.Reconfigured(1, change, receipt(), "me", AT)
-    back, _ = play(changed(READY, 65536, NOW), ev.Reconfigure("r", change), done, now=NOW + 1)
-    crashed, _ = play(back, ev.Exited(1, RECORD, 0.5), now=NOW + 2)
-    assert crashed.dropped is None
-    assert crashed.problem is not None
-    assert "geometry" not in crashed.problem.message
-
-
-def test_a_load_that_dies_of_the_geometry_goes_back_too() -> None:
-    big = changed(READY, 131072, NOW)
-    loading, _ = play(big, ev.Restart("x"), ev.Exited(1, RECORD, 0.5), ev.Spawned(2, process(2)))
-    assert loading.override == big.override
-    crashed, effects = play(loading, ev.Exited(2, RECORD, 0.5))
-    assert (crashed.override, crashed.dropped) == (None, big.override)
-    (failed,) = (effect for effect in effects if isinstance(effect, ev.RecordLoad))
-    assert (failed.loaded, failed.spec.n_ctx) == (False, 131072), "the one that was tried"
-
-
-@pytest.mark.parametrize("command", [ev.Restart("x"), ev.Start("x")])
-def test_a_load_long_after_the_change_goes_back_and_is_tried_again(command: ev.Command) -> None:
-    """It lived in the engine that it was set in; no load has ever had it."""
-    observed = ev.Observed(1, FACTS, NOW + 900, AT)
-    big, _ = play(changed(READY, 131072, NOW), observed, now=NOW + 900)
-    assert (big.trial_ends, big.override is None) == (None, False)
-    down = [ev.Stop("s")] if isinstance(command, ev.Start) else [command]
-    gone, _ = play(big, *down, ev.Exited(1, RECORD, 0.5), now=NOW + 901)
-    if isinstance(command, ev.Start):
-        gone, _ = play(gone, command, now=NOW + 902)
-    loading, _ = play(gone, ev.Spawned(2, process(2)), now=NOW + 903)
-    assert loading.override == big.override
-    crashed, effects = play(loading, ev.Exited(2, RECORD, 0.5), now=NOW + 904)
-    assert crashed.state is EngineState.CRASHED
-    assert (crashed.override, crashed.dropped) == (None, big.override)
-    assert crashed.waiting == ("x",), "whoever asked for it waits for the next load"
-    assert not [effect for effect in effects if isinstance(effect, ev.Fail)]
-    again, (spawned,) = play(crashed, ev.Tick(), now=NOW + 999)
-    assert again.state is EngineState.STARTING
-    assert isinstance(spawned, ev.Spawn)
-    assert spawned.override is None
-
-
-def test_a_load_long_after_goes_back_to_what_was_live_before() -> None:
-    good = changed(READY, 65536, NOW)
-    big, _ = play(
-        changed(good, 131072, NOW + 700), ev.Observed(1, FACTS, NOW + 1500, AT), now=NOW + 1500
-    )
-    loading, _ = play(
-        big, ev.Restart("x"), ev.Exited(1, RECORD, 0.5), ev.Spawned(2, process(2)), now=NOW + 1501
-    )
-    crashed, _ = play(loading, ev.Exited(2, RECORD, 0.5), now=NOW + 1502)
-    assert (crashed.override, crashed.dropped) == (good.override, big.override)
-
-
 def test_a_final_failure_is_not_tried_again() -> None:
     restarting, _ = play(READY, ev.Restart("x"), ev.Exited(1, RECORD, 0.5))
     failed, effects = play(restarting, ev.SpawnFailed(2, WEDGED, 0.5, final=True))
@@ -380,30 +280,64 @@ def test_a_final_failure_is_not_tried_again() -> None:
     assert ev.Fail("x", WEDGED) in effects
 
 
-def test_a_geometry_that_is_asked_for_expressly_takes_the_place_of_one_set_live() -> None:
-    crashed, _ = play(changed(READY, 131072, NOW), ev.Exited(1, RECORD, 0.5), now=NOW + 700)
-    assert crashed.override is not None
-    _, (kept,) = play(crashed, ev.Up("o", REQUEST))
-    _, (exact,) = play(crashed, ev.Up("o", REQUEST, exact=True))
-    assert isinstance(kept, ev.Spawn)
-    assert isinstance(exact, ev.Spawn)
-    assert (kept.override, exact.override) == (crashed.override, None)
+def test_a_missing_file_is_looked_for_until_it_is_there_and_then_tried_once() -> None:
+    lacking = replace(STATES["lacking files"], crashes=SETTINGS.crashes_max + 1)
+    cap_s = SETTINGS.backoff_cap_s
+    assert lacking.deadline == NOW + cap_s
+    looking, (look,) = play(lacking, ev.Tick(), now=NOW + cap_s)
+    assert (look, looking.deadline) == (ev.LookForFiles(1, REQUEST), None), "one look at a time"
+    again, effects = play(looking, ev.LookedForFiles(1, there=False), now=NOW + 100)
+    assert (again.state, again.deadline, effects) == ("failed", NOW + 100 + cap_s, ())
+    started, (spawn,) = play(again, ev.LookedForFiles(1, there=True), now=NOW + 100)
+    assert isinstance(spawn, ev.Spawn)
+    loaded, _ = play(started, ev.Spawned(2, process(2)), ev.Exited(2, RECORD, 0.5), now=NOW + 101)
+    assert (loaded.state, loaded.deadline) == ("failed", None), "no second load"
+    assert play(loaded, ev.LookedForFiles(1, there=True)) == (loaded, ())
+    gone = replace(lacking, settings=SETTINGS.model_copy(update={"on_failed": "exit"}))
+    assert play(gone, ev.LookedForFiles(1, there=True)) == (gone, ())
 
 
-def test_a_spawn_that_failed_says_nothing_of_the_geometry() -> None:
-    big = changed(READY, 131072, NOW)
-    restarting, _ = play(big, ev.Restart("x"), ev.Exited(1, RECORD, 0.5))
-    crashed, _ = play(restarting, ev.SpawnFailed(2, WEDGED, 0.5))
-    assert (crashed.override, crashed.dropped) == (big.override, None)
+# --- a disk that takes nothing -------------------------------------------------------------------
 
 
-def test_another_engine_has_no_geometry_to_go_back_to() -> None:
-    crashed, _ = play(changed(READY, 131072, NOW), ev.Exited(1, RECORD, 0.5))
-    fresh, _ = play(crashed, ev.Up("o", OTHER))
-    assert (fresh.dropped, fresh.trial_ends, fresh.last_good) == (None, None, None)
+FULL = Problem(code="state_unwritable", message="full")
 
 
-def test_a_stop_of_a_load_is_no_crash_of_its_geometry() -> None:
-    big = changed(READY, 131072, NOW)
-    stopped, _ = play(big, ev.Stop("s"), ev.Exited(1, RECORD, 0.5))
-    assert (stopped.override, stopped.dropped) == (big.override, None)
+def test_a_state_that_cannot_be_saved_costs_no_try_and_more_and_more_time() -> None:
+    crashed, waits_s, at = STATES["crashed"], [], NOW
+    for generation in (2, 3, 4, 5):
+        assert crashed.deadline is not None
+        at = crashed.deadline
+        tick = reduce(crashed, ev.Tick(), at)[0]
+        assert tick.problem == crashed.problem, "it is still why nothing runs"
+        crashed, _ = play(tick, ev.SpawnFailed(generation, FULL, 0.5), now=at)
+        assert (crashed.state, crashed.crashes) == (EngineState.CRASHED, 1)
+        assert crashed.deadline is not None
+        waits_s.append(crashed.deadline - at)
+    assert waits_s == [1.0, 2.0, 4.0, 8.0]
+    ready, _ = play(
+        reduce(crashed, ev.Tick(), crashed.deadline or 0.0)[0],
+        *(ev.Spawned(6, process(6)), ev.Healthy(6, FACTS, AT)),
+    )
+    assert (ready.state, ready.deferred) == (EngineState.READY, 0)
+
+
+@pytest.mark.parametrize("command", [ev.Up("o", REQUEST), ev.Start("o"), ev.Restart("o")])
+def test_a_load_that_the_disk_puts_off_is_told_at_once_and_stays_what_it_was(
+    command: ev.Command,
+) -> None:
+    wanted = replace(STATES["failed"], generation=7)
+    after, effects = play(wanted, command, ev.SpawnFailed(8, FULL, 0.5))
+    cause = after.cause
+    (told,) = (effect for effect in effects if isinstance(effect, ev.Fail))
+    assert (told.operation, told.problem.code) == ("o", "state_unwritable")
+    for generation in (9, 10):
+        assert (after.state, after.cause) == (EngineState.CRASHED, cause)
+        assert after.deadline is not None
+        after, more = play(after, ev.Tick(), now=after.deadline)
+        after, last = play(after, ev.SpawnFailed(generation, FULL, 0.5))
+        effects += (*more, *last)
+    tried = [effect for effect in effects if isinstance(effect, ev.RecordLoad)]
+    assert [effect.cause for effect in tried] == [cause], "one line of the ledger"
+    again, _ = play(after, ev.Start("again"), ev.SpawnFailed(11, FULL, 0.5))
+    assert again.state is EngineState.CRASHED, "a start in vain is not the end of it"

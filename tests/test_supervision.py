@@ -1,32 +1,24 @@
-"""What goes wrong with an engine or a daemon, each once, over real processes and a fake engine."""
+"""Engines that wedge, crash, or are changed by others, over real processes and a fake engine."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import psutil
 import pytest
-from llamactl_supervisor import process
 from llamactl_supervisor.errors import LlamactlError
-from llamactl_supervisor.models import EngineState, Receipt
+from llamactl_supervisor.models import EngineState
 from sandbox import WITHIN_S, Sandbox, until
+from supervised import IDLE_S, causes, crash_record, ledger, until_generation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from llamactl_supervisor.models import Status
-
-IDLE_S = 1.0
-"""How long an engine may stand still in these tests."""
 
 
 @pytest.fixture
@@ -36,40 +28,6 @@ def box() -> Iterator[Sandbox]:
     sandbox.close()
 
 
-def ledger(box: Sandbox) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in box.paths.ledger_file.read_text().splitlines()]
-
-
-def causes(box: Sandbox) -> list[str]:
-    return [line.get("cause", "avoided") for line in ledger(box)]
-
-
-def crash_record(box: Sandbox) -> dict[str, Any]:
-    """Return the newest crash record, once there is one."""
-    path = until(lambda: box.client.status().crash_record or "")
-    record: dict[str, Any] = json.loads(Path(path).read_text())
-    return record
-
-
-def until_generation(box: Sandbox, generation: int) -> Status:
-    """Wait until an engine of this generation is ready."""
-
-    def ready() -> Status | None:
-        status = box.client.status()
-        there = (status.generation, status.state) == (generation, EngineState.READY)
-        return status if there else None
-
-    found = until(ready)
-    assert found is not None
-    return found
-
-
-def kill(box: Sandbox) -> None:
-    """Kill the daemon as nothing can be caught."""
-    box.daemons[-1].kill()
-    box.daemons[-1].wait(WITHIN_S)
-
-
 # --- wedged engines ------------------------------------------------------------------------------
 
 
@@ -77,9 +35,7 @@ def test_an_engine_that_answers_and_computes_nothing_is_replaced(box: Sandbox) -
     box.start()
     pid = box.up()
     box.say(is_working=True)
-    began = time.monotonic()
     status = until_generation(box, 2)
-    assert time.monotonic() - began < IDLE_S + 10
     assert status.crashes == 1
     assert not psutil.pid_exists(pid)
     record = crash_record(box)
@@ -87,6 +43,8 @@ def test_an_engine_that_answers_and_computes_nothing_is_replaced(box: Sandbox) -
     assert record["evidence"]["answers"] is True
     assert record["evidence"]["n_ubatches"] == 1
     assert record["exit"]["last_lines"][0].startswith("fake engine on")
+    assert status.last_exit is not None
+    assert status.last_exit.reason == record["message"]
     until(lambda: causes(box) == ["up", "wedge"])
     assert "llamactl_engine_wedges_total 1.0" in box.metrics()
 
@@ -151,7 +109,7 @@ def test_an_engine_that_computes_slowly_is_left_alone(box: Sandbox) -> None:
     while time.monotonic() < began + 3 * IDLE_S:
         n_ubatches += 1
         box.say(is_working=True, n_ubatches=n_ubatches)
-        moved = time.monotonic() + IDLE_S / 2
+        moved = time.monotonic() + IDLE_S / 5
         until(lambda: time.monotonic() > moved)  # noqa: B023 - used at once
     assert (box.engine_pid(), box.client.status().crashes) == (pid, 0)
 
@@ -171,6 +129,52 @@ def test_a_daemon_that_was_stopped_itself_condemns_nobody(box: Sandbox) -> None:
         each.resume()
     box.say(is_working=False)
     assert (box.engine_pid(), box.client.status().crashes) == (pid, 0)
+
+
+def test_a_prefill_that_was_suspended_with_its_daemon_goes_on(box: Sandbox) -> None:
+    """With limits as small as they come: the time in which nobody ran is nobody's silence."""
+    box.env["LLAMACTL_WEDGE_BUSY_S"] = "600"
+    box.start()
+    pid = box.up("--fake-spin")
+    for _ in range(3):
+        spun = time.monotonic() + IDLE_S / 2
+        until(lambda: time.monotonic() > spun)  # noqa: B023 - used at once
+        frozen = box.processes()
+        for each in frozen:
+            each.suspend()
+        left = time.monotonic() + 2.5 * IDLE_S
+        until(lambda: time.monotonic() > left)  # noqa: B023 - used at once
+        for each in frozen:
+            each.resume()
+    spun = time.monotonic() + IDLE_S / 2
+    until(lambda: time.monotonic() > spun)
+    assert (box.engine_pid(), box.client.status().crashes) == (pid, 0)
+
+
+def test_a_wedge_is_found_after_a_shortage_of_files(box: Sandbox) -> None:
+    """What cannot be looked at is neither healthy nor wedged; afterwards it is looked at again."""
+    daemon = psutil.Process(box.start().pid)
+    pid = box.up()
+    limits = daemon.rlimit(psutil.RLIMIT_NOFILE)
+    daemon.rlimit(psutil.RLIMIT_NOFILE, (4, limits[1]))
+    until(lambda: box.daemon_log().count("Too many open files"))
+    box.say(is_working=True)
+    left = time.monotonic() + 3 * IDLE_S
+    until(lambda: time.monotonic() > left)
+    assert psutil.pid_exists(pid)
+    said = [line for line in box.daemon_log().splitlines() if "engine: " in line]
+    assert len(said) <= 2, "each complaint once"
+    daemon.rlimit(psutil.RLIMIT_NOFILE, limits)
+    until_generation(box, 2)
+    assert crash_record(box)["code"] == "engine_wedged"
+
+
+def test_a_change_that_the_engine_died_of_is_not_awaited(box: Sandbox) -> None:
+    box.start()
+    box.up("--fake-reconfigure", "die")
+    with pytest.raises(LlamactlError) as caught:
+        box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
+    assert "may still make the change" not in (caught.value.hint or "")
 
 
 def test_a_reconfigure_that_a_wedged_engine_was_asked_for_fails_with_the_reason(
@@ -273,7 +277,8 @@ def test_a_change_over_the_engines_socket_is_found(box: Sandbox) -> None:
     box.start()
     box.up()
     url = f"http://127.0.0.1:{box.port}/reconfigure"
-    httpx.post(url, json={"n_ctx": 131072, "n_seq": 4}).raise_for_status()
+    change = {"n_ctx": 131072, "n_seq": 4}
+    httpx.post(url, json=change, timeout=WITHIN_S).raise_for_status()
     status = until(lambda: (now := box.client.status()).override and now)
     assert status
     assert status.override is not None
@@ -299,127 +304,11 @@ def test_a_change_of_ours_is_counted_once(box: Sandbox) -> None:
     assert status.override.by != "engine socket"
 
 
-# --- the daemon's own death ----------------------------------------------------------------------
-
-
-def test_a_change_goes_on_over_the_death_of_its_daemon(box: Sandbox) -> None:
-    """The reply has nobody to go to; the engine's own record tells the next daemon."""
-    box.start()
-    pid = box.up()
-    box.say(slow_s=1.0)
-    box.client.reconfigure(n_ctx=131072, n_seq=4)
-    until(lambda: box.say()["n_asked"])
-    kill(box)
-    url = f"http://127.0.0.1:{box.port}/props"
-    until(lambda: httpx.get(url).json()["last_reconfigure"])
-    box.start()
-    status = until_generation(box, 1)
-    assert status.engine is not None
-    assert status.engine.geometry is not None
-    assert (status.engine.pid, status.engine.geometry.n_ctx) == (pid, 131072)
-    assert status.override is not None
-    assert (status.override.n_ctx, status.override.n_seq) == (131072, 4)
-    assert (status.weight_loads, status.loads_avoided) == (1, 1)
-    assert status.engine.last_reconfigure is not None
-    assert isinstance(status.engine.last_reconfigure, Receipt)
-    kill(box)
-    box.start()
-    assert until_generation(box, 1).loads_avoided == 1, "told once"
-
-
-def test_a_load_that_outlives_its_daemon_is_in_the_ledger(box: Sandbox) -> None:
-    box.start()
-    box.client.up(box.request("--fake-load-s", "1.5"))
-    until(lambda: box.client.status().engine)
-    kill(box)
-    box.start()
-    until_generation(box, 1)
-    until(lambda: box.paths.ledger_file.exists() and causes(box) == ["adopt"])
-    assert ledger(box)[0]["load_s"] is None
-
-
-def test_a_daemon_killed_in_the_middle_of_a_start_leaves_no_second_engine(box: Sandbox) -> None:
-    """Whatever it had come to: the next one has exactly one engine, and nothing is left of it."""
-    for _ in range(5):
-        box.start()
-        box.client.up(box.request())
-        kill(box)
-        box.start()
-        box.until_state(EngineState.READY)
-        engines = [p for p in box.processes() if "--instance-id" in p.cmdline()]
-        assert [engine.pid for engine in engines] == [box.engine_pid()]
-        box.client.wait_down(timeout_s=WITHIN_S)
-        assert box.leftovers() == []
-
-
-def test_the_evidence_of_a_wedge_is_found_by_the_next_daemon_too(box: Sandbox) -> None:
-    box.start()
-    pid = box.up()
-    kill(box)
-    box.say(is_working=True)
-    box.start()
-    until_generation(box, 2)
-    assert (crash_record(box)["pid"], crash_record(box)["cause"]) == (pid, "adopt")
-
-
-def test_an_adopted_engine_that_is_stopped_is_found_as_soon(box: Sandbox) -> None:
-    box.start()
-    pid = box.up()
-    kill(box)
-    os.kill(pid, signal.SIGSTOP)
-    box.start()
-    until_generation(box, 2)
-    assert not psutil.pid_exists(pid)
-    assert crash_record(box)["code"] == "start_stalled"
-
-
-def test_a_load_is_not_given_up_by_a_daemon_that_was_stopped_itself() -> None:
-    box = Sandbox(ready_stall_s=0.5, stop_term_s=1)
-    with contextlib.closing(box):
-        daemon = psutil.Process(box.start().pid)
-        loading = box.client.up(box.request("--fake-load-s", "8"))
-        until(lambda: box.client.status().engine)
-        daemon.suspend()
-        left = time.monotonic() + 6.5
-        until(lambda: time.monotonic() > left)
-        daemon.resume()
-        box.client.wait_operation(loading, timeout_s=WITHIN_S)
-        assert box.client.status().generation == 1
-
-
-@pytest.mark.parametrize("field", ["engine_start_ticks", "boot_id"])
-def test_a_pid_that_somebody_else_has_by_now_is_neither_used_nor_signalled(
-    box: Sandbox, field: str
-) -> None:
-    """The record of the dead engine names a living process: same pid, another start or boot."""
-    box.start()
-    pid = box.up()
-    (path,) = box.paths.runtime.glob("engine-*/holder.json")
-    record = json.loads(path.read_text())
-    kill(box)
-    with subprocess.Popen(["sleep", "60"]) as stranger:
-        me = process.identify(stranger.pid)
-        assert me is not None
-        record |= {"engine_pid": me.pid, "engine_start_ticks": me.start_ticks}
-        record[field] = "another" if field == "boot_id" else me.start_ticks - 1
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: not box.processes())
-        path.write_text(json.dumps(record))
-        box.start()
-        box.until_state(EngineState.READY)
-        assert box.engine_pid() not in {pid, stranger.pid}
-        assert box.client.status().strangers == ()
-        box.client.wait_down(timeout_s=WITHIN_S)
-        assert stranger.poll() is None
-        stranger.kill()
-    assert box.leftovers() == []
-
-
 # --- idle ----------------------------------------------------------------------------------------
 
 
 def test_watching_an_idle_engine_costs_next_to_nothing() -> None:
-    """At the default pace: at most half a percent of a core."""
+    """Nothing spins: four times what `make bench-overheads` has as its target."""
     box = Sandbox()
     del box.env["LLAMACTL_PROBE_S"]
     with contextlib.closing(box):
@@ -428,4 +317,14 @@ def test_watching_an_idle_engine_costs_next_to_nothing() -> None:
         began, before = time.monotonic(), sum(daemon.cpu_times()[:2])
         until(lambda: time.monotonic() > began + 10)
         used_s = sum(daemon.cpu_times()[:2]) - before
-        assert used_s / (time.monotonic() - began) <= 0.005, used_s
+        assert used_s / (time.monotonic() - began) <= 0.02, used_s
+
+
+def test_a_load_that_is_stopped_midway_is_aborted_in_the_ledger(box: Sandbox) -> None:
+    box.start()
+    box.client.up(box.request("--fake-load-s", "60"))
+    until(lambda: box.client.status().engine)
+    box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
+    (line,) = until(lambda: box.client.ledger().lines)
+    assert line.kind == "load"
+    assert (line.loaded, line.aborted, line.cause) == (False, True, "up")

@@ -9,100 +9,28 @@ import signal
 import socket
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import psutil
 import pytest
 from cli_home import COMMAND
-from live_engine import PATIENT_THREADS, live_engine
+from live_daemon import IDLE_S, PATIENCE_S, Live
+from live_engine import live_engine
 from llamactl_supervisor.errors import LlamactlError
-from llamactl_supervisor.models import EngineRequest, EngineState, UpRequest
-from sandbox import Sandbox, until
+from llamactl_supervisor.models import EngineState
+from sandbox import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from llamactl_supervisor.models import Operation, Status
+    from llamactl_supervisor.models import Operation
 
-PATIENCE_S = 120.0
-"""How long the real engine may take for anything on a busy machine."""
-STOP_TERM_S = 2.0
-IDLE_S = 3.0
-"""How long an engine may stand still in these tests: a tenth of the default."""
 PREFILL_S = 60.0
 CYCLES = 20
 STORY = "Once upon a time there was a lighthouse keeper who kept a fox. Every evening"
 ENDLESS = {"prompt": STORY, "n_predict": 2000, "ignore_eos": True, "temperature": 0}
-
-
-class Live(Sandbox):
-    """A sandbox whose engine is the real one."""
-
-    def __init__(self, engine: Path, model: Path) -> None:
-        super().__init__(
-            stop_term_s=STOP_TERM_S, wedge_idle_s=IDLE_S, probe_s=0.5, crashes_max=CYCLES
-        )
-        self.env |= PATIENT_THREADS
-        self.engine, self.weights = engine, model
-        self.pool = ThreadPoolExecutor(4)
-
-    def up_real(self, *extra: str, n_ctx: int = 8192, n_seq: int = 2) -> int:
-        """Bring the real engine up; return its pid."""
-        spec = EngineRequest(
-            model=str(self.weights), n_ctx=n_ctx, n_seq=n_seq, port=self.port, extra_args=extra
-        )
-        operation = self.client.up(UpRequest(spec=spec, engine_path=str(self.engine)))
-        self.client.wait_operation(operation, timeout_s=PATIENCE_S)
-        return self.engine_pid()
-
-    def until_generation(self, generation: int) -> Status:
-        """Wait until an engine of this generation is ready."""
-
-        def ready() -> Status | None:
-            status = self.client.status()
-            there = (status.generation, status.state) == (generation, EngineState.READY)
-            return status if there else None
-
-        status = until(ready, within_s=PATIENCE_S)
-        assert status is not None
-        return status
-
-    def kill_daemon(self) -> None:
-        """Kill the daemon as nothing can be caught."""
-        self.daemons[-1].kill()
-        self.daemons[-1].wait()
-
-    def complete(self, **body: object) -> dict[str, Any]:
-        """Ask the engine on its public port."""
-        url = f"http://127.0.0.1:{self.port}/completion"
-        answer = httpx.post(url, json=body, timeout=PATIENCE_S).raise_for_status()
-        done: dict[str, Any] = answer.json()
-        return done
-
-    def stream(self, chunks: list[str], **body: object) -> dict[str, Any]:
-        """Stream a completion into `chunks`; return its last event."""
-        url = f"http://127.0.0.1:{self.port}/completion"
-        last: dict[str, Any] = {}
-        wanted = body | {"stream": True}
-        with httpx.stream("POST", url, json=wanted, timeout=PATIENCE_S) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    last = json.loads(line.removeprefix("data: "))
-                    chunks.append(last["content"])
-        return last
-
-    def causes(self) -> list[str]:
-        """Return the causes in the ledger."""
-        lines = map(json.loads, self.paths.ledger_file.read_text().splitlines())
-        return [line.get("cause", "avoided") for line in lines]
-
-    def close(self) -> None:
-        """End everything that is left."""
-        super().close()
-        self.pool.shutdown()
 
 
 @pytest.fixture
@@ -115,26 +43,6 @@ def live(engine_path: Path, model_path: Path) -> Iterator[Live]:
 def reach(chunks: list[str], count: int) -> None:
     """Wait until a stream has come that far."""
     until(lambda: len(chunks) >= count, within_s=PATIENCE_S)
-
-
-def test_an_engine_that_is_killed_under_load_comes_back(live: Live) -> None:
-    pid = live.up_real()
-    chunks: list[str] = []
-    stream = live.pool.submit(live.stream, chunks, **ENDLESS)
-    reach(chunks, 5)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(httpx.TransportError):
-        stream.result(PATIENCE_S)
-    status = live.until_generation(2)
-    assert (status.crashes, status.weight_loads) == (1, 2)
-    assert status.last_exit is not None
-    assert status.last_exit.signal == signal.SIGKILL
-    assert live.complete(prompt=STORY, n_predict=2)["tokens_predicted"] == 2
-    until(lambda: live.causes() == ["up", "crash"])
-    record = json.loads(Path(until(lambda: live.client.status().crash_record or "")).read_text())
-    assert (record["pid"], record["exit"]["signal"]) == (pid, signal.SIGKILL)
-    assert record["geometry"]["n_ctx"] == 8192
-    assert record["exit"]["last_lines"]
 
 
 def test_a_daemon_that_is_killed_under_load_is_not_missed(live: Live) -> None:
@@ -184,22 +92,6 @@ def _llamactl(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[s
     return subprocess.run(
         command, env=os.environ | env, capture_output=True, text=True, check=False, timeout=60
     )
-
-
-def test_a_stopped_engine_is_found_under_load_and_replaced(live: Live) -> None:
-    pid = live.up_real()
-    chunks: list[str] = []
-    stream = live.pool.submit(live.stream, chunks, **ENDLESS)
-    reach(chunks, 5)
-    began = time.monotonic()
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: not psutil.pid_exists(pid), within_s=PATIENCE_S)
-    # the standstill, a question that was just not answered, TERM and KILL
-    assert time.monotonic() - began < IDLE_S + 2 * 2.5 + STOP_TERM_S + 10
-    assert live.until_generation(2).crashes == 1
-    with pytest.raises(httpx.TransportError):
-        stream.result(PATIENCE_S)
-    until(lambda: live.causes() == ["up", "wedge"])
 
 
 def test_a_port_of_a_stranger_is_named_and_the_stranger_left_alone(live: Live) -> None:

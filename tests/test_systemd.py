@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,10 +24,9 @@ SERVICE, SOCKET = "llamactl.service", "llamactl.socket"
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    with fresh_home() as home:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(home.root / "config"))
-        monkeypatch.setattr(unit_install, "systemd_version", lambda: NEW)
+def home() -> Iterator[Home]:
+    with fresh_home() as home, pytest.MonkeyPatch.context() as machine:
+        machine.setattr(unit_install, "systemd_version", lambda: NEW)
         yield home
 
 
@@ -202,6 +202,47 @@ def test_what_another_wrote_is_refused_and_with_force_kept(home: Home) -> None:
     assert (units(home) / f"{SERVICE}.bak").read_text() == "[Service]\nExecStart=/mine\n"
 
 
+def test_what_the_environment_sets_and_the_service_will_not_have_is_named(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMACTL_ENGINE_N_CTX", "8k")
+    monkeypatch.setenv("LLAMA_API_KEY", "hush-hush")
+    ran = home.run("systemd", "install", "--user", "--cpu")
+    for name in ("LLAMACTL_ENGINE_N_CTX", "LLAMA_API_KEY", "LLAMACTL_STOP_TERM_S"):
+        assert name in ran.out
+    assert "hush" not in ran.out
+    assert "LLAMACTL_STATE_DIR" not in ran.out, "that is in the unit"
+    left = home.run("systemd", "install", "--user", "--cpu", "--json").result["left_out"]
+    assert {"LLAMACTL_ENGINE_N_CTX", "LLAMA_API_KEY"} <= set(left)
+
+
+def test_a_service_of_another_user_is_not_changed_unasked(system: Scope) -> None:
+    unit_install.install(unit_files.render(system, NEW, gpu=False), system, force=False)
+    other = replace(system, run_as="nobody")
+    files = unit_files.render(other, NEW, gpu=False)
+    with pytest.raises(LlamactlError, match="runs as daemon, and would run as nobody") as caught:
+        unit_install.install(files, other, force=False)
+    assert caught.value.code == "conflict"
+    assert unit_install.install(files, other, force=True)
+    assert service(other)["User"] == "nobody"
+
+
+def test_a_file_that_the_services_user_cannot_have_is_refused(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "llamactl.toml"
+    monkeypatch.setenv("LLAMACTL_CONFIG", str(file))
+    words = ("systemd", "install", "--system", "--run-as", "nobody", "--print")
+    ran = home.run(*words)
+    assert (ran.code, "No such file" in ran.err) == (2, True)
+    file.touch(0o600)
+    ran = home.run(*words)
+    assert ran.code == 2
+    assert str(file) in ran.err
+    assert "by nobody" in ran.err
+    assert home.run(*words, "--force").code == 0
+
+
 def test_what_was_edited_is_kept_when_it_is_replaced(home: Home) -> None:
     home.run("systemd", "install", "--user", "--cpu")
     unit = units(home) / SERVICE
@@ -210,6 +251,14 @@ def test_what_was_edited_is_kept_when_it_is_replaced(home: Home) -> None:
     home.run("systemd", "install", "--user", "--cpu")
     assert "A=b" not in unit.read_text()
     assert unit.with_name(f"{SERVICE}.bak").read_text() == edited
+
+
+def test_uninstall_names_what_install_had_kept(home: Home) -> None:
+    units(home).mkdir(parents=True)
+    (units(home) / SERVICE).write_text("[Service]\nExecStart=/mine\n")
+    home.run("systemd", "install", "--user", "--force")
+    left = home.run("systemd", "uninstall", "--user", "--json").result["next"]
+    assert f"rm {units(home) / SERVICE}.bak  # kept by install" in left
 
 
 def test_a_masked_unit_stays_masked(home: Home) -> None:

@@ -12,8 +12,9 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
-from booted_root import PYTHON, PYTHON_PATH, BootedRoot, booted
+from booted_root import PYTHON, PYTHON_PATH, TREE, BootedRoot, booted
 from sandbox import free_port, until
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVICE, SOCKET = "llamactl.service", "llamactl.socket"
+RECIPE = "llama-server.service"
 FAKE = "/opt/llamactl/tests/fakes/fake_engine.py"
 USER = 1000
 """A user with a systemd of his own; he is not logged in."""
@@ -250,6 +252,39 @@ def test_start_is_over_when_the_engine_serves_and_stop_leaves_nothing(service: S
     assert service.saved()["intent"] == "down"
 
 
+def test_up_from_another_service_puts_the_daemon_behind_our_socket(service: Service) -> None:
+    """The end of that service, or of a login session, is then not the daemon's."""
+    service.install("--cpu")
+    service.configure()
+    directories = (f"RUNTIME_DIR={service.runtime}", f"STATE_DIR={service.state}")
+    env = [f"--setenv=LLAMACTL_{directory}" for directory in directories]
+    env += [f"--setenv=PYTHONPATH={PYTHON_PATH}", "--setenv=HOME=/root"]
+    up = (PYTHON, "-m", "llamactl_cli", "up")
+    service.run("systemd-run", "--quiet", "--wait", "--unit=caller", *env, *up)
+    assert service.systemctl("is-active", "caller.service") != 0
+    daemon = service.shown("MainPID")
+    status = service.status()
+    assert (status["state"], str(status["daemon"]["pid"])) == ("ready", daemon)
+    cgroup = service.run("cat", f"/proc/{daemon}/cgroup").stdout
+    assert cgroup.endswith(f"/{SERVICE}\n")
+
+
+def test_a_socket_that_is_removed_is_missed_and_comes_back_with_a_restart(
+    service: Service,
+) -> None:
+    service.install("--cpu")
+    service.configure()
+    pid = service.start()
+    daemon = service.shown("MainPID")
+    service.run("rm", f"{service.runtime}/control.sock")
+    gone = f"the control socket {service.runtime}/control.sock is gone: systemd"
+    until(lambda: service.shown("StatusText").startswith(gone))
+    assert "systemctl restart llamactl.socket llamactl.service" in service.journal()
+    assert service.systemctl("restart", SOCKET, SERVICE) == 0
+    assert service.until_ready(daemon)["engine"]["pid"] == pid
+    assert not service.shown("StatusText").startswith(gone)
+
+
 def test_after_a_stop_the_socket_brings_the_daemon_back(service: Service) -> None:
     service.install("--cpu")
     assert service.systemctl("start", SOCKET) == 0
@@ -393,7 +428,8 @@ def test_a_restart_of_a_daemon_that_hangs_keeps_the_engine(service: Service) -> 
         service.llamactl("reconfigure", "--n-ctx", "8192", "--timeout", "2", check=False)
     assert service.systemctl("restart", SERVICE) == 0
     status = service.until_ready(daemon)
-    assert (status["engine"]["pid"], status["engine"]["geometry"]["n_ctx"]) == (pid, 8192)
+    asked = "a change is not begun before the disk has who asks for it"
+    assert (status["engine"]["pid"], status["engine"]["geometry"]["n_ctx"]) == (pid, 4096), asked
     assert "State 'stop-sigterm' timed out. Killing." in service.journal()
 
 
@@ -426,4 +462,78 @@ def test_another_user_is_served_and_reads_what_he_may(service: Service) -> None:
     assert service.until_ready(daemon)["engine"]["pid"] == pid
     service.kill("STOP", service.shown("MainPID"))
     service.machine.run("systemctl", "stop", SERVICE, check=False)
+    assert service.processes() == ""
+
+
+class Recipe:
+    """The unit of `docs/recipes` that runs llama-server, with the paths and port of this machine.
+
+    It lingers for longer than any machine takes from one look to the next.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.url = f"http://127.0.0.1:{service.port}"
+
+    def write(self, n_ctx: int) -> None:
+        """Have the unit say this context."""
+        text = (TREE / "docs/recipes" / RECIPE).read_text()
+        for here, there in (
+            ("ExecStart=llamactl ", f"ExecStart={PYTHON} -m llamactl_cli "),
+            ("-- llama-server --model /models/model.gguf", "-- /opt/engine/llama-server "),
+            ("-c 8192", f"--model /opt/model.gguf -c {n_ctx}"),
+            ("--port 8080", f"--port {self.service.port}"),
+            ("--linger 30", "--linger 3600"),
+        ):
+            assert here in text
+            text = text.replace(here, there)
+        own = f"{self.service.units}/{RECIPE}.d/90-test.conf"
+        self.service.machine.write(own, f"[Service]\nEnvironment=PYTHONPATH={PYTHON_PATH}\n")
+        self.service.machine.write(f"{self.service.units}/{RECIPE}", text)
+        assert self.service.systemctl("daemon-reload") == 0
+
+    def serves(self, n_ctx: int) -> bool:
+        """Whether the port answers with this context."""
+        try:
+            props = httpx.get(f"{self.url}/props", timeout=60).json()
+        except httpx.TransportError:
+            return False
+        return bool(props.get("context_geometry", {}).get("n_ctx") == n_ctx)
+
+    def close(self) -> None:
+        """Take it away."""
+        self.service.systemctl("stop", RECIPE)
+        units = f"{self.service.units}/{RECIPE}"
+        self.service.machine.run("rm", "-rf", units, f"{units}.d")
+
+
+def test_a_restart_of_the_recipes_unit_changes_the_live_engine(service: Service) -> None:
+    """The engine is the other unit's: it outlives this one, for as long as that lingers."""
+    service.install("--cpu")
+    with contextlib.closing(Recipe(service)) as recipe:
+        recipe.write(8192)
+        assert service.systemctl("start", RECIPE) == 0
+        until(lambda: recipe.serves(8192), within_s=60)
+        pid, daemon = service.status()["engine"]["pid"], service.shown("MainPID")
+        cgroup = service.run("cat", f"/proc/{pid}/cgroup").stdout
+        assert cgroup.endswith(f"/{SERVICE}\n")
+
+        recipe.write(16384)
+        assert service.systemctl("restart", RECIPE) == 0
+        until(lambda: recipe.serves(16384), within_s=60)
+        status = service.status()
+        assert (status["engine"]["pid"], status["weight_loads"]) == (pid, 1)
+        assert status["owner"]["port"] == service.port
+        assert service.shown("MainPID") == daemon
+
+        assert service.systemctl("stop", RECIPE) == 0
+        ended = service.run("systemctl", "show", RECIPE, "--property=Result", "--value").stdout
+        assert ended == "success\n"
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(recipe.url, timeout=60)
+        until(lambda: service.status()["owner"] is None)
+        status = service.status()
+        assert (status["engine"]["pid"], status["state"]) == (pid, "ready")
+        assert 0 < status["lingers_s"] <= 3600
+    assert service.systemctl("stop", SERVICE) == 0
     assert service.processes() == ""

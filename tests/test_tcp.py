@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -103,15 +104,17 @@ def test_no_header_makes_another_caller(shared: TcpBox) -> None:
 
 def test_a_token_is_followed_when_its_file_changes(box: TcpBox) -> None:
     box.start()
-    box.token_file.write_text("another-token")
+    box.token_file.write_text("token-of-a-test-too")
     assert box.ask("GET", "/v1/status").status_code == 401
-    assert box.ask("GET", "/v1/status", "another-token").status_code == 200
+    assert box.ask("GET", "/v1/status", "token-of-a-test-too").status_code == 200
     box.token_file.chmod(0o644)
-    assert box.ask("GET", "/v1/status", "another-token").status_code == 401
+    assert box.ask("GET", "/v1/status", "token-of-a-test-too").status_code == 401
     assert "is open to others: nobody is let in by it" in box.daemon_log()
     assert box.answers(), "the unix socket needs no token"
     assert f"api listen=127.0.0.1:{box.api_port}" in box.daemon_log()
-    assert not [token for token in (ADMIN, READ, "another-token") if token in box.daemon_log()]
+    assert not [
+        token for token in (ADMIN, READ, "token-of-a-test-too") if token in box.daemon_log()
+    ]
 
 
 def test_the_probes_need_no_token_and_are_all_there_is(box: TcpBox) -> None:
@@ -129,7 +132,6 @@ def test_the_probes_need_no_token_and_are_all_there_is(box: TcpBox) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        ({"LLAMACTL_API_TOKEN_FILE": "/nonexistent/token"}, 2, "cannot be read"),
         ({"LLAMACTL_API_LISTEN": "0.0.0.0:1"}, 2, "would travel in clear"),
         (REMOTE, 1, "192.0.2.1:9: Cannot assign"),
     ],
@@ -142,6 +144,24 @@ def test_a_daemon_that_cannot_listen_as_asked_does_not_start(
     assert said in box.daemon_log()
     assert "Traceback" not in box.daemon_log()
     assert not box.paths.control_socket.exists()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o000])
+def test_a_token_file_gone_bad_leaves_no_engine_without_a_daemon(box: TcpBox, mode: int) -> None:
+    first = box.start()
+    pid = box.up()
+    first.send_signal(signal.SIGUSR2)
+    assert first.wait(WITHIN_S) == 0
+    box.token_file.write_text("")
+    box.token_file.chmod(mode)
+    box.start()
+    box.until_state(EngineState.READY)
+    assert box.engine_pid() == pid
+    assert "nobody is let in by it" in box.daemon_log()
+    assert box.ask("GET", "/v1/status").status_code == 401
+    box.token_file.chmod(0o600)
+    box.token_file.write_text(ADMIN)
+    assert box.ask("GET", "/v1/status").status_code == 200
 
 
 def test_a_port_in_use_is_named(box: TcpBox) -> None:
@@ -176,13 +196,31 @@ def test_an_operation_outlives_the_caller_that_hangs_up(
 
 
 def test_idle_connections_do_not_use_the_daemon_up(shared: TcpBox) -> None:
-    """Beyond a bound they are dropped; those below it are not."""
+    """Beyond a bound the oldest are dropped; who comes then, and asks, is answered."""
     with contextlib.ExitStack() as held:
         address = ("127.0.0.1", shared.api_port)
         idle = [held.enter_context(socket.create_connection(address, WITHIN_S)) for _ in range(100)]
         until(lambda: sum(map(_dropped, idle)) >= 100 - CONNECTIONS_MAX)
-        assert not _dropped(idle[0])
+        assert _dropped(idle[0])
+        assert not _dropped(idle[-1])
         assert shared.answers()
+        assert _answered(shared)
+
+
+def test_garbage_does_not_fill_the_log(box: TcpBox) -> None:
+    box.start()
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", box.probes_port), WITHIN_S) as caller:
+            caller.sendall(b"no such thing\r\n\r\n")
+            assert caller.recv(100).startswith(b"HTTP/1.1 400")
+    assert box.daemon_log().count("Invalid HTTP request") == 1
+
+
+def test_idle_connections_come_and_go(shared: TcpBox) -> None:
+    with contextlib.ExitStack() as held:
+        address = ("127.0.0.1", shared.api_port)
+        for _ in range(CONNECTIONS_MAX):
+            held.enter_context(socket.create_connection(address, WITHIN_S))
     until(lambda: _answered(shared))
 
 
@@ -195,7 +233,7 @@ def test_a_body_is_bounded_on_every_listener(shared: TcpBox, chunked: bool) -> N
     def content() -> bytes | Iterator[bytes]:
         return parts() if chunked else b" " * (BODY_BYTES_MAX + 1)
 
-    headers = {"Authorization": f"Bearer {ADMIN}"}
+    headers = {"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/json"}
     unix = httpx.HTTPTransport(uds=str(shared.paths.control_socket))
     for address, transport in (
         (f"http://127.0.0.1:{shared.api_port}", None),

@@ -13,7 +13,7 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-refuse REASON...  refuse that many reconfigures, each with its reason
     --fake-asleep            say so in /props, and die of being asked for the slots
     --fake-mute              never answer /slots
-    --fake-busy              slot 0 works until the next reconfigure; a page verb on it waits
+    --fake-busy              slot 0 works until a reconfigure or a cut; a page verb on it waits
     --fake-parked            hold a parked request, whose page is neither taken, dropped nor spilled
     --fake-taken             a page that is spilled is taken meanwhile, and so not dropped
     --fake-reconfigure-s S   take S seconds over each reconfigure, as behind a long prompt
@@ -22,11 +22,20 @@ Misbehaviour is asked for with extra arguments, so that a test's request says wh
     --fake-wedged            answer everything, say that a request is worked on, compute nothing
     --fake-spin              the same, and use the processor all the while
     --fake-lives-s S         exit with 7 after S seconds of service
-    --fake-older             be of a build whose /props has no compute_progress
+    --fake-older             be of a build whose /props has no compute_progress, and that does not
+                             say what it needs
+    --fake-needs BYTES       say that it would need that much memory
+    --fake-file-s S          take S seconds over each verb with files, until "file_s" says otherwise
+    --fake-waits-at N        have the Nth verb with files wait, until "waits_at" says otherwise
+    --fake-restless          be of a build that does not know /quiesce
+    --fake-keep-alive        keep connections open for the next question, as llama-server does
 
 A test says the rest while it runs: POST /fake {"n_ubatches": 7, "is_working": true, ...} sets what
 /props says; "answers": false leaves every question for properties without an answer, "slow_s": S
-has a reconfigure take S seconds; "n_asked" counts them.
+has a reconfigure (no dry run) take S seconds; "n_asked" counts them. "n_processing" requests go on
+until they are cut; "quiesce_s" is how long /quiesce, "file_s" how long a verb with files takes;
+"full": true lets no file be written, "dies_at": N has it die in the Nth verb with files from its
+start; "tokens" are what its slots hold, "stored" its pages.
 """
 
 from __future__ import annotations
@@ -49,34 +58,92 @@ from urllib.parse import parse_qs, urlsplit
 
 REFUSAL_STATUS = {"invalid_geometry": 400, "page_out_failed": 500, "context_build_failed": 503}
 PAGE_STATUS = {"bad_name": 400, "bad_slot": 400, "empty_slot": 400, "unknown_page": 404}
-PAGE_STATUS |= {"no_file": 400}
+PAGE_STATUS |= {"no_file": 400, "no_space": 507}
 FILE_ACTIONS = ("spill", "save", "restore")
 TOKEN_BYTES = 1024
 HEAD_BYTES = 512
+AUTO_N_CTX = 8192
+AUTO_N_SEQ = 4
+MODEL_BYTES = 1000
 
 
-def parse() -> argparse.Namespace:
+def options() -> argparse.ArgumentParser:
     """Know exactly the options that the supervisor passes, and our own."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name in ("--model", "--host", "--instance-id", "--slot-save-path", "--api-key-file"):
+    parser = argparse.ArgumentParser(allow_abbrev=False, usage=argparse.SUPPRESS)
+    for name in ("--host", "--instance-id", "--slot-save-path", "--api-key-file", "--api-key"):
         parser.add_argument(name)
-    for name in ("--port", "--ctx-size", "--parallel"):
-        parser.add_argument(name, type=int, required=True)
-    for name in ("--admin-private", "--metrics", "--kv-unified", "--no-kv-unified"):
+    parser.add_argument("--model", "-m")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--parallel", "-np", type=int, default=AUTO_N_SEQ)
+    parser.add_argument("--ctx-size", "-c", type=int, default=AUTO_N_CTX)
+    parser.add_argument("--threads", "-t", type=int)
+    for name in ("--admin-private", "--metrics", "--kv-unified", "--no-kv-unified", "--quiesced"):
         parser.add_argument(name, action="store_true")
-    parser.add_argument("--print-args-json", action="store_true")
+    for name in ("--print-args-json", "--print-memory-json"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--fake-needs", type=int, default=MODEL_BYTES)
     parser.add_argument("--fake-load-s", type=float, default=0.0)
     parser.add_argument("--fake-lives-s", type=float, default=math.inf)
     parser.add_argument("--fake-reconfigure-s", type=float, default=0.0)
+    parser.add_argument("--fake-file-s", type=float, default=0.0)
+    parser.add_argument("--fake-waits-at", type=int, default=0)
     parser.add_argument("--fake-load-exit", type=int)
     parser.add_argument("--fake-flood", type=int, default=0)
-    flags = "never-ready ignore-term garbage asleep mute busy parked taken wedged spin older"
+    flags = "never-ready ignore-term garbage asleep mute busy parked taken wedged spin older "
+    flags += "restless keep-alive"
     for name in map("--fake-{}".format, flags.split()):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--fake-refuse", nargs="+", default=[])
     for name in ("--fake-instance", "--fake-reconfigure"):
         parser.add_argument(name)
-    return parser.parse_args()
+    return parser
+
+
+def told(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Answer --print-args-json: the options and what is given of them."""
+    kinds = {"--ctx-size": "live", "--parallel": "live", "--kv-unified": "live"}
+    kinds |= {"--threads": "context", "--model": "model"}
+    known = {action.option_strings[0]: action for action in parser._actions}
+    unified = known.pop("--no-kv-unified").option_strings
+    table = [
+        {"name": name, "args": action.option_strings, "env": None}
+        | {"class": kinds.get(name, "server")}
+        | {"args_neg": unified if name == "--kv-unified" else []}
+        | {"arity": 0 if action.nargs == 0 else 1}
+        for name, action in known.items()
+    ]
+    given: list[dict[str, Any]] = []
+    names = {word: name for name, action in known.items() for word in action.option_strings}
+    for word in sys.argv[1:]:
+        if word in names:
+            given.append({"name": names[word], "values": [], "source": "argv"})
+        elif word in unified:
+            given.append({"name": "--kv-unified", "values": ["0"], "source": "argv"})
+        else:
+            given[-1]["values"].append(word)
+        if word == "--kv-unified":
+            given[-1]["values"].append("1")
+    asked = "--print-args-json"
+    return {"build": "fake", "options": table, "given": [e for e in given if e["name"] != asked]}
+
+
+def said(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> dict[str, Any]:
+    """Answer --print-args-json or --print-memory-json."""
+    if flags.fake_restless and flags.quiesced:
+        sys.exit("error: invalid argument: --quiesced")
+    if flags.print_args_json:
+        return told(parser)
+    if flags.fake_older:
+        sys.exit("error: invalid argument: --print-memory-json")
+    host = {"name": "CPU", "is_host": True, "free": 1, "total": 1}
+    host |= {"model": flags.fake_needs, "context": flags.ctx_size, "compute": 0}
+    other = {"name": "GPU", "is_host": False, "free": 1, "total": 2}
+    n_ctx = Engine._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)["n_ctx"]
+    return {
+        "build": "fake",
+        "n_ctx": n_ctx,
+        "devices": [host, other | {"model": 1, "context": 1, "compute": 0}],
+    }
 
 
 class RefusedError(Exception):
@@ -102,14 +169,25 @@ class Engine:
             "answers": True,
             "slow_s": 0.0,
             "n_asked": 0,
+            "n_processing": 0,
+            "quiesce_s": 0.0,
+            "file_s": flags.fake_file_s,
+            "full": False,
+            "dies_at": 0,
+            "waits_at": flags.fake_waits_at,
+            "tokens": {},
+            "stored": {},
         }
+        self.is_quiet = flags.quiesced
+        self.n_files = 0
         self.geometry = self._geometry(flags.ctx_size, flags.parallel, flags.kv_unified)
         self.last_reconfigure: dict[str, Any] | None = None
         self.asked = 0
         self.free = threading.Event()
         if not flags.fake_busy:
             self.free.set()
-        self.tokens = {slot: 40 + slot for slot in range(flags.parallel)}
+        # Where it does not begin quiet it spares the test a request.
+        self.tokens = {} if flags.quiesced else {slot: 40 + slot for slot in range(flags.parallel)}
         self.stored = {"parked-1": 7} if flags.fake_parked else {}
 
     @property
@@ -140,13 +218,38 @@ class Engine:
             "instance_id": self.flags.fake_instance or self.flags.instance_id,
             "last_reconfigure": self.last_reconfigure,
         }
+        if not self.flags.fake_restless:
+            props["is_quiet"] = self.is_quiet
         if not self.flags.fake_older:
             progress = {name: self.said[name] for name in ("n_ubatches", "is_working")}
             props["compute_progress"] = progress
         return props
 
+    def quiesce(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Answer POST /quiesce."""
+        time.sleep(self.said["quiesce_s"])
+        working = self.said["n_processing"] + (not self.free.is_set())
+        n_cut = working if wanted.get("cut") else 0
+        if n_cut:
+            self.said["n_processing"] = 0
+            self.free.set()
+        self.is_quiet = wanted["is_quiet"]
+        counts = {"n_processing": working - n_cut, "n_cut": n_cut}
+        return {"is_quiet": self.is_quiet, "n_parked": 0, "n_waiting": 0} | counts
+
+    def say(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Answer POST /fake."""
+        self.said |= fields
+        if "tokens" in fields:
+            self.tokens = {int(slot): held for slot, held in fields["tokens"].items()}
+        if "stored" in fields:
+            self.stored = dict(fields["stored"])
+        return self.said | {"tokens": self.tokens, "stored": self.stored, "is_quiet": self.is_quiet}
+
     def reconfigure(self, change: dict[str, Any]) -> dict[str, Any]:
-        """Answer POST /reconfigure."""
+        """Answer POST /reconfigure; an engine that sleeps is woken, by a dry run too."""
+        if self.said["is_sleeping"]:
+            self.said |= {"is_sleeping": False, "n_weight_loads": self.said["n_weight_loads"] + 1}
         before = self.geometry
         wanted = self._geometry(
             change.get("n_ctx", before["n_ctx"]),
@@ -169,6 +272,7 @@ class Engine:
             "slots": [{"slot": 0, "tokens": 5053, "fate": "resident"}],
             "parked": [],
             "n_weight_loads": self.said["n_weight_loads"],
+            "bytes_needed": {"CPU": wanted["n_ctx"] * TOKEN_BYTES},
             "something_newer": {"kept": True},
         }
         if outcome == "applied":
@@ -240,8 +344,16 @@ class Engine:
             raise RefusedError("bad_name", "Invalid filename")
         file = Path(self.flags.slot_save_path) / filename
         sidecar = file.with_name(f"{filename}.ckpt")
+        self.n_files += 1
+        if self.n_files == self.said["dies_at"]:
+            os._exit(9)
+        while self.n_files == self.said["waits_at"]:
+            time.sleep(0.01)
+        time.sleep(self.said["file_s"])
         if action != "spill":
             self._await_slot(slot)
+        if self.said["full"] and action != "restore":
+            raise RefusedError("no_space", "there is no space for it")
         if action == "restore":
             return self._restore(slot, file, sidecar)
         held = self._page(name) if action == "spill" else self._slot(slot)
@@ -333,15 +445,18 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"status": "ok"})
 
     def do_POST(self) -> None:
-        """Answer /reconfigure and the page verbs."""
+        """Answer /reconfigure, /quiesce and the page verbs."""
         url = urlsplit(self.path)
         if url.path.startswith("/slots/"):
             self.do_page(url.path.removeprefix("/slots/"), url.query)
             return
         change = self.body()
         if url.path == "/fake":
-            self.engine.said |= change
-            self.answer(200, self.engine.said)
+            self.answer(200, self.engine.say(change))
+            return
+        if url.path == "/quiesce":
+            known = not self.engine.flags.fake_restless
+            self.answer(200 if known else 404, self.engine.quiesce(change) if known else {})
             return
         time.sleep(self.engine.flags.fake_reconfigure_s)
         reasons, how = self.engine.flags.fake_refuse, self.engine.flags.fake_reconfigure
@@ -357,7 +472,9 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(9)
         else:
             self.engine.said["n_asked"] += 1
-            time.sleep(self.engine.said["slow_s"])
+            began, is_real = time.monotonic(), not change.get("dry_run")
+            while is_real and time.monotonic() - began < self.engine.said["slow_s"]:
+                time.sleep(0.01)  # a test may say meanwhile that it is enough
             receipt = self.engine.reconfigure(change)
             if how == "silent":
                 self.close_connection = True
@@ -376,7 +493,9 @@ class Handler(BaseHTTPRequestHandler):
         asked = parse_qs(query, keep_blank_values=True, strict_parsing=True)
         action, name = asked["action"][0], asked.get("page", [""])[0]
         try:
-            if action in FILE_ACTIONS:
+            if action == "erase":
+                self.answer(200, {"n_erased": self.engine.tokens.pop(int(slot), 0)})
+            elif action in FILE_ACTIONS:
                 self.answer(200, self.engine.files(int(slot), action, name, self.body()))
             else:
                 self.answer(200, self.engine.page(int(slot), action, name))
@@ -407,8 +526,12 @@ def spin() -> None:
 
 def main() -> None:
     """Serve until TERM."""
-    flags = parse()
-    if flags.print_args_json:
+    parser = options()
+    # llama-server takes --slot_save_path for --slot-save-path
+    sys.argv = [word.replace("_", "-") if word[:2] == "--" else word for word in sys.argv]
+    flags = parser.parse_args()
+    if flags.print_args_json or flags.print_memory_json:
+        print(json.dumps(said(parser, flags)))  # noqa: T201
         return
     print("fake engine on", flags.host, file=sys.stderr, flush=True)  # noqa: T201
     if flags.fake_load_exit is not None:
@@ -420,9 +543,13 @@ def main() -> None:
     for _ in range(flags.fake_flood // len(chunk)):
         os.write(1, chunk)
     Handler.engine = Engine(flags)
-    host, path = flags.host.split(",")
+    Handler.protocol_version = "HTTP/1.1" if flags.fake_keep_alive else "HTTP/1.0"
+    public, _, path = flags.host.rpartition(",")
     Path(path).unlink(missing_ok=True)
-    for server in (Tcp((host, flags.port), Handler), Unix(path, Handler)):
+    servers: list[socketserver.BaseServer] = [Unix(path, Handler)]
+    if public:
+        servers.append(Tcp((public, flags.port), Handler))
+    for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     if flags.fake_spin:
         threading.Thread(target=spin, daemon=True).start()

@@ -1,0 +1,138 @@
+"""`llamactl bench`: what is asked of the command, and one run of it on real engines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import gguf
+import pytest
+from cli_home import Home, fresh_home
+from llamactl_bench import plots
+from sandbox import FAKE_ENGINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tiny_models import TinyModels
+
+N_CTX_LONG = 32768
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with fresh_home() as home:
+        yield home
+
+
+@pytest.fixture
+def long_model(tiny: TinyModels, tmp_path: Path) -> Path:
+    """A tiny model that takes more than 256 tokens in a slot."""
+    path = tmp_path / "long.gguf"
+    shutil.copy(tiny.model("llama-dense"), path)
+    path.chmod(0o600)
+    field = gguf.GGUFReader(path, "r+").fields["llama.context_length"]
+    field.parts[-1][0] = N_CTX_LONG
+    return path
+
+
+def bench(home: Home, *words: str) -> tuple[str, ...]:
+    return ("bench", "--engine", str(FAKE_ENGINE), "--model", str(home.model), *words)
+
+
+def test_the_grid_is_listed_without_an_engine(home: Home) -> None:
+    every = home.run("bench", "--list", "--json").result["cells"]
+    assert {each["table"] for each in every} == {"reconfigure", "relaunch", "pages"}
+    compared = home.run("bench", "--list", "--json", "--baseline", "unpatched").result["cells"]
+    assert {each["table"] for each in compared} - {each["table"] for each in every} == {"speed"}
+    listed = home.run("bench", "--list", "--quick", "-t", "relaunch").out.splitlines()
+    assert listed[0].split("  ")[0] == "table"
+    assert {line.split()[0] for line in listed[1:]} == {"relaunch"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--table", "chairs"), "there is no table 'chairs'; there are reconfigure, relaunch,"),
+        (("--budget", "soon"), "must be a time span (90s, 20m, 2h), not 'soon'"),
+        (("--budget", "0m"), "must be a time span"),
+        (("--engine", "/nowhere/llama-server"), "/nowhere/llama-server is not a program"),
+        (("--model", "/nowhere/a.gguf"), "/nowhere/a.gguf"),
+        (("--plots", "/dev/null/plots"), "/dev/null/plots cannot be written"),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_anything_starts(
+    home: Home, words: tuple[str, ...], said: str
+) -> None:
+    ran = home.run("bench", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_a_baseline_is_a_program(home: Home) -> None:
+    ran = home.run(*bench(home, "--baseline", "/nowhere/llama-server"))
+    assert (ran.code, ran.out) == (2, "")
+    assert "/nowhere/llama-server is not a program" in ran.err
+
+
+def test_plots_are_refused_first_where_the_library_is_missing(home: Home) -> None:
+    with mock.patch.object(plots, "find_spec", return_value=None):
+        ran = home.run(*bench(home, "--plots", str(home.root), "--json"))
+    assert (ran.code, ran.error["code"]) == (2, "plots_unavailable")
+    assert "llamactl-sidecar[plots]" in ran.error["hint"]
+
+
+def test_what_does_not_fit_is_not_run(home: Home) -> None:
+    """The fake engine has a device with one byte left."""
+    ran = home.run(*bench(home, "--json"))
+    assert (ran.code, ran.error["code"]) == (2, "does_not_fit")
+
+
+def test_an_engine_that_does_not_start_fails_each_cell_and_is_tried_again(home: Home) -> None:
+    words = bench(home, "--quick", "-t", "reconfigure", "--yes")
+    ran = home.run(*words, "--json")
+    said = json.loads(ran.out)
+    assert (ran.code, said["cells_left"]) == (1, 0)
+    assert all(each["failed"] for each in said["cells"])
+    assert home.run(*words, "--resume").code == 1
+
+
+def test_a_run_measures_keeps_and_goes_on(
+    home: Home, engine_path: Path, long_model: Path, tmp_path: Path
+) -> None:
+    """The baseline is the same engine: what is shown here is the command, not its numbers."""
+    words = ["bench", "--engine", str(engine_path), "--baseline", str(engine_path), "--quick"]
+    words += ["--model", str(long_model), "--budget", "2h"]
+    one = home.run(*words, "-t", "reconfigure", "--json")
+    assert one.code == 0, one
+    first = json.loads(one.out)
+    assert first["cells_left"] == 0
+    for cell in first["cells"]:
+        assert cell["why_not"] == ""
+        assert len(cell["samples"]["pause_ms"]) == cell["cell"]["rounds"] == 3
+        assert min(cell["samples"]["pause_ms"]) > 0
+        assert cell["facts"]["bytes_held"] > 0
+    every = home.run(*words, "--resume", "--json", "--plots", str(tmp_path / "plots"))
+    assert every.code == 0, every
+    said = json.loads(every.out)
+    kept = [each for each in said["cells"] if each["cell"]["table"] == "reconfigure"]
+    assert kept == first["cells"]
+    by_table = {each["cell"]["table"]: each for each in said["cells"]}
+    assert by_table.keys() == {"reconfigure", "relaunch", "pages", "speed"}
+    assert all(each["why_not"] == "" for each in said["cells"]), said["cells"]
+    assert min(by_table["relaunch"]["samples"]["carry_s"]) > 0
+    marks = [mark["name"] for line in by_table["pages"]["timelines"] for mark in line["marks"]]
+    assert marks == ["page_out", "spill", "page_in", "grow", "shrink", "save", "restore"]
+    assert len(list((tmp_path / "plots").glob("*.svg"))) == 3
+    anew = home.run(*words, "--budget", "1s")
+    assert f"{len(said['cells'])} cells measured before: kept until measured anew" in anew.err
+    shown = home.run(*words, "--resume", "--markdown")
+    assert shown.code == 0
+    assert shown.out.count("### ") == 4
+    assert "to measure" not in shown.err
+    machines = [line for line in shown.out.splitlines() if line.startswith("- machine: ")]
+    measured_on = {json.dumps(each["machine"], sort_keys=True) for each in said["cells"]}
+    assert len(machines) == len(said["machines"]) == len(measured_on)
