@@ -13,6 +13,7 @@ import pytest
 from llamactl_supervisor.errors import LlamactlError
 from llamactl_supervisor.models import (
     EngineState,
+    OperationState,
     Receipt,
 )
 from sandbox import WITHIN_S, Sandbox, until
@@ -93,13 +94,11 @@ def test_a_full_disk_is_told_to_whoever_changes_something(box: Sandbox) -> None:
     """The change is made, and it is said that neither state nor ledger has it."""
     daemon = box.start()
     box.up()
-    until(lambda: box.client.ledger().lines)
     disk(daemon, full=True)
     changed = box.client.wait_operation(box.client.reconfigure(n_ctx=131072), timeout_s=WITHIN_S)
     assert isinstance(changed.result, Receipt)
     assert changed.warning is not None
     assert changed.warning.code == "state_unwritable"
-    until(lambda: box.client.status().ledger_lost)
     status = box.client.status()
     assert status.unsaved == changed.warning
     assert (status.ledger_lost, box.client.ledger().lost) == (1, 1)
@@ -107,6 +106,21 @@ def test_a_full_disk_is_told_to_whoever_changes_something(box: Sandbox) -> None:
     assert stopped is not None
     assert stopped.warning is not None
     assert stopped.warning.code == "state_unwritable"
+
+
+def test_nothing_is_told_before_it_is_written_down(box: Sandbox) -> None:
+    """The ledger is a pipe that nobody reads yet: whoever opens it to write has to wait."""
+    box.start()
+    os.mkfifo(box.paths.ledger_file, 0o600)
+    loading = box.client.up(box.request())
+    box.until_state(EngineState.READY)
+    assert box.client.operation(loading.id).state is OperationState.RUNNING
+    reader = os.open(box.paths.ledger_file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        box.client.wait_operation(loading, timeout_s=WITHIN_S)
+    finally:
+        os.close(reader)
+    assert box.client.status().ledger_lost == 1, "no pipe can be a ledger"
 
 
 def disk(daemon: subprocess.Popen[bytes], *, full: bool) -> None:
@@ -133,7 +147,6 @@ def test_a_full_disk_ends_no_engine_that_it_would_not_let_start_again(box: Sandb
 def test_an_engine_that_a_full_disk_keeps_away_comes_when_there_is_room(box: Sandbox) -> None:
     daemon = box.start()
     pid = box.up()
-    until(lambda: box.client.ledger().lines)
     disk(daemon, full=True)
     os.kill(pid, signal.SIGKILL)
     until(lambda: "state_unwritable" in box.client.status().model_dump_json())

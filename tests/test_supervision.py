@@ -325,6 +325,6 @@ def test_a_load_that_is_stopped_midway_is_aborted_in_the_ledger(box: Sandbox) ->
     box.client.up(box.request("--fake-load-s", "60"))
     until(lambda: box.client.status().engine)
     box.client.wait_operation(box.client.stop(), timeout_s=WITHIN_S)
-    (line,) = until(lambda: box.client.ledger().lines)
+    (line,) = box.client.ledger().lines
     assert line.kind == "load"
     assert (line.loaded, line.aborted, line.cause) == (False, True, "up")

@@ -277,8 +277,7 @@ class Daemon:
         if (applying := after.applying) is not None and applying is not before.applying:
             for each in (*applying.older, applying.command):
                 self._operations.planned(each.operation, applying.plan)
-        for effect in effects:
-            self._perform(effect, load_by)
+        await self._carry_out(effects, load_by)
         if isinstance(event, ev.Command) and (future := self._accepted.pop(event.operation, None)):
             future.set_result(None)
         for name in after.waiting:
@@ -347,11 +346,22 @@ class Daemon:
         else:
             self._saved, self._unsaved = saved, None
 
-    def _perform(self, effect: ev.Effect, load_by: str) -> None:
-        """Do it; `load_by` asked for the load that was under way before this step."""
-        match effect:
-            case ev.Finish() | ev.Fail() | ev.Reject() | ev.Tell():
+    async def _carry_out(self, effects: tuple[ev.Effect, ...], load_by: str) -> None:
+        """Do it, write it down, then tell it: who is told finds it in the ledger.
+
+        `load_by` asked for the load that was under way before this step.
+        """
+        for effect in effects:
+            self._perform(effect)
+        for effect in effects:
+            if isinstance(effect, ev.Record):
+                await self._records.record(effect, self._asked_by(), load_by)
+        for effect in effects:
+            if isinstance(effect, ev.Told):
                 self._answer(effect)
+
+    def _perform(self, effect: ev.Effect) -> None:
+        match effect:
             case ev.Spawn():
                 self._start(self._effects.spawn(effect, self._unsaved))
             case ev.LookForFiles():
@@ -364,15 +374,6 @@ class Daemon:
                 self._ask(effect)
             case ev.ReadConfig() | ev.UseSettings():
                 self._configure(effect)
-            case (
-                ev.RecordLoad()
-                | ev.RecordAvoided()
-                | ev.RecordLeft()
-                | ev.RecordLost()
-                | ev.RecordCrash()
-                | ev.RecordCarried()
-            ):
-                self._start(self._records.record(effect, self._asked_by(), load_by))
             case ev.Exit():
                 self._ending.set()
 
@@ -391,7 +392,7 @@ class Daemon:
                 self._operations.progress(effect.command.operation, waits)
                 self._start(self._effects.page(effect))
 
-    def _answer(self, effect: ev.Finish | ev.Fail | ev.Reject | ev.Tell) -> None:
+    def _answer(self, effect: ev.Told) -> None:
         if isinstance(effect, ev.Tell):
             self._runs.tell(effect.run, effect.message)
             return

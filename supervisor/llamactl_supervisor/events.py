@@ -723,6 +723,10 @@ class Exit:
     """Nothing is left to supervise; the daemon ends."""
 
 
+Told = Finish | Fail | Reject | Tell
+
+Record = RecordLoad | RecordCrash | RecordAvoided | RecordCarried | RecordLeft | RecordLost
+
 Effect = (
     Spawn
     | LookForFiles
@@ -738,15 +742,7 @@ Effect = (
     | CarryOff
     | ReadConfig
     | UseSettings
-    | Finish
-    | Fail
-    | Reject
-    | RecordLoad
-    | RecordCrash
-    | RecordAvoided
-    | RecordCarried
-    | RecordLeft
-    | RecordLost
-    | Tell
+    | Told
+    | Record
     | Exit
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,6 @@ from llamactl_supervisor.models import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from llamactl_supervisor.models import LedgerLine, LostApply, OperationResult
     from llamactl_supervisor.paths import Paths
     from llamactl_supervisor.snapshot import Snapshot
@@ -37,6 +36,9 @@ log = logging.getLogger("llamactl.records")
 
 DAEMON = "daemon"
 """Who asked for a load that nobody asked for."""
+
+STAT_S = 1.0
+"""For so long the size of a model is waited for: its disk may be a network's that is gone."""
 
 
 class Records:
@@ -105,51 +107,40 @@ class Records:
         if receipt.outcome == "applied":
             self.metrics.pause_s.observe(receipt.pause_ms / 1000)
 
-    def record(
-        self,
-        effect: ev.RecordLoad
-        | ev.RecordAvoided
-        | ev.RecordLeft
-        | ev.RecordLost
-        | ev.RecordCrash
-        | ev.RecordCarried,
-        by: str,
-        load_by: str,
-    ) -> Coroutine[None, None, None]:
-        """Count a load, one that was avoided, an end nobody had asked for, what was carried.
+    async def record(self, effect: ev.Record, by: str, load_by: str) -> None:
+        """Count and write down a load, one that was avoided, an end, what was carried.
 
-        It counts at once; what is returned writes it down. `by` asked for what is under way,
-        `load_by` for the engine that it is about.
+        `by` asked for what is under way, `load_by` for the engine that it is about.
         """
         match effect:
             case ev.RecordLoad():
                 if effect.loaded:
                     self._count_load(effect)
-                return self._load(effect, load_by, datetime.now(UTC))
+                await self._load(effect, load_by, datetime.now(UTC))
             case ev.RecordAvoided():
                 self.metrics.loads_avoided.inc()
                 avoided = self.totals.loads_avoided + 1
                 self.totals = self.totals.model_copy(update={"loads_avoided": avoided})
-                return self._avoided(effect, datetime.now(UTC))
+                await self._avoided(effect, datetime.now(UTC))
             case ev.RecordCarried():
                 lost, back = effect.report.of(CarryFate.LOST), effect.report.of(CarryFate.BACK)
                 self.metrics.conversations_carried.inc(len(back))
                 self.metrics.conversations_lost.inc(len(lost))
                 asked_by = by if effect.way == "out" else load_by
-                return self._carried(effect, asked_by, datetime.now(UTC))
+                await self._carried(effect, asked_by, datetime.now(UTC))
             case ev.RecordLeft():
-                return self._left(effect, datetime.now(UTC))
+                await self._left(effect, datetime.now(UTC))
             case ev.RecordLost():
                 self.lost = (*self.lost, effect.lost)
                 why = "the apply by %s that the daemon before did not finish: %s"
                 log.warning(why, effect.lost.by, effect.lost.came_to)
                 line = LostLine(at=datetime.now(UTC), **dict(effect.lost))
-                return self._append(line)
+                await self._append(line)
             case ev.RecordCrash():
                 self.metrics.crashes.inc()
                 if effect.problem.code == Code.ENGINE_WEDGED:
                     self.metrics.wedges.inc()
-                return self._crash(effect)
+                await self._crash(effect)
 
     def _count_load(self, effect: ev.RecordLoad) -> None:
         if effect.load_s is not None:
@@ -173,7 +164,7 @@ class Records:
             load_s=effect.load_s,
             port_closed_s=effect.port_closed_s,
             model=spec.model,
-            model_bytes=await asyncio.to_thread(_size, spec.model),
+            model_bytes=await _size(spec.model),
             n_ctx=spec.n_ctx,
             n_seq=spec.n_seq,
             dropped=effect.dropped,
@@ -250,8 +241,10 @@ def _lines(api_key_file: str | None) -> list[str]:
         return []
 
 
-def _size(path: str) -> int | None:
+async def _size(path: str) -> int | None:
+    """Return the bytes of the file; None where its disk does not say so at once."""
     try:
-        return Path(path).stat().st_size
-    except OSError:
+        found = await asyncio.wait_for(asyncio.to_thread(os.stat, path), STAT_S)
+    except OSError:  # a timeout is one
         return None
+    return found.st_size
