@@ -37,7 +37,7 @@ nightly:
 
 # An input that crashes is left in the directory of its test, in the reports.
 nightly-fuzz: .venv/installed-test $(REPORTS)
-	LLAMACTL_FUZZ_S=1200 $(BIN)/python -m pytest tests/test_native_fuzz.py --basetemp $(REPORTS)/fuzz
+	LLAMACTL_FUZZ_S=1200 $(BIN)/python -m pytest tests/test_native_fuzz.py -o faulthandler_timeout=0 --basetemp $(REPORTS)/fuzz
 
 nightly-validate: .venv/installed $(REPORTS)
 	$(BIN)/llamactl validate --full --junit $(REPORTS)/validate.xml

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from llamactl_supervisor.errors import ExitCode
 from sandbox import FAKE_ENGINE, free_port, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 COMMAND = (sys.executable, "-m", "llamactl_cli")
 GGUF_HEAD = b"GGUF\x03\x00\x00\x00" + bytes(16)
@@ -87,6 +88,18 @@ class Home:
     def up(self, *fake: str) -> Any:
         """Bring the fake engine up; return the JSON result."""
         return self.run("--json", *self.up_words(*fake)).result
+
+
+@contextlib.contextmanager
+def serving(*words: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Yield `llamactl serve`, what it writes in pipes; it ends with this, whatever fails within."""
+    pipe = subprocess.PIPE
+    command = [*COMMAND, "serve", *words]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from cli_home import COMMAND, Home, fresh_home
+from cli_home import Home, fresh_home, serving
 from llamactl_supervisor.config import Config, keys
 from sandbox import FAKE_ENGINE
 
@@ -329,16 +328,13 @@ def test_a_broken_file_is_5_with_the_reason_also_where_it_hides_the_daemon(
 
 
 def test_serve_takes_a_file_and_writes_json(home: Home) -> None:
-    words = [*COMMAND, "serve", "--config", str(write(home)), "--log-format", "json"]
+    words = ("--config", str(write(home)), "--log-format", "json")
     env = {name: value for name, value in os.environ.items() if name != "LLAMACTL_CONFIG"}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) as serving:
-        try:
-            home.await_daemon()
-            assert home.run("wait", "--ready").code == 0
-            assert home.run("down").code == 0
-        finally:
-            serving.kill()
-        _, err = serving.communicate()
+    with serving(*words, env=env) as daemon:
+        home.await_daemon()
+        assert home.run("wait", "--ready").code == 0
+        assert home.run("down").code == 0
+        _, err = daemon.communicate()
     assert all(json.loads(line)["at"] for line in err.splitlines())
     assert "state=ready" in err
 
@@ -346,13 +342,19 @@ def test_serve_takes_a_file_and_writes_json(home: Home) -> None:
 def test_a_first_serve_has_the_engine_that_was_built(
     home: Home, engine_path: Path, model_path: Path
 ) -> None:
-    (home.root / "config.toml").write_text(f"[engine]\nmodel = '{model_path}'\n")
+    file = home.root / "config.toml"
+    file.write_text(f"[engine]\nmodel = '{model_path}'\n")
     env = {name: value for name, value in os.environ.items() if name != "LLAMACTL_ENGINE_PATH"}
     env["LLAMACTL_CACHE_DIR"] = str(engine_path.parents[2])
     env["LLAMACTL_ENGINE_PORT"] = str(home.port)
-    with subprocess.Popen([*COMMAND, "serve"], stderr=subprocess.DEVNULL, env=env):
+    with serving(env=env):
         home.await_daemon()
         assert home.run("wait", "--ready").code == 0
         engine = home.run("status", "--json").result["engine"]
         assert psutil.Process(engine["pid"]).exe() == str(engine_path)
+        shown = home.run("config", "show", "--json").result
+        assert shown["values"]["engine.engine_path"]["value"] is None, "nobody has configured it"
+        file.write_text(f"[engine]\nmodel = '{model_path}'\nengine_path = '{FAKE_ENGINE}'\n")
+        (change,) = home.run("reload", "--json").result["needs_restart"]
+        assert (change["field"], change["after"]) == ("engine.engine_path", str(FAKE_ENGINE))
         assert home.run("down").code == 0

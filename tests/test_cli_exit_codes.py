@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from cli_home import COMMAND, Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home, serving
 from llamactl_cli.app import ANY, COMMANDS, EXITS, GROUPS
 from llamactl_supervisor.errors import ExitCode
 from llamactl_supervisor.spawn import spawn_daemon
@@ -189,10 +189,10 @@ def test_3_the_daemon_ends_with_an_engine_that_was_given_up(
 ) -> None:
     monkeypatch.setenv("LLAMACTL_ON_FAILED", "exit")
     monkeypatch.setenv("LLAMACTL_CRASHES_MAX", "0")
-    with subprocess.Popen([*COMMAND, "serve"], stderr=subprocess.DEVNULL) as serving:
+    with serving() as daemon:
         home.await_daemon()
         home.run(*home.up_words("--fake-lives-s", "0.1"))
-        assert serving.wait(30) == 3
+        assert daemon.wait(30) == 3
 
 
 def test_5_and_6_while_the_engine_starts(home: Home) -> None:

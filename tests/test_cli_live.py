@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_home import COMMAND, Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home, serving
 from llamactl_cli import versions
 from llamactl_supervisor.client import Client
 from llamactl_supervisor.models import PageReceipt
@@ -122,7 +122,7 @@ def test_a_start_before_any_up_says_that_there_is_none(home: Home) -> None:
     home.up()
     home.run("down")
     home.paths.state_file.unlink()
-    with subprocess.Popen([*COMMAND, "serve"], stderr=subprocess.DEVNULL):
+    with serving():
         home.await_daemon()
         ran = home.run("start", "--json")
         assert (ran.code, ran.error["code"]) == (3, "no_spec")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from cli_home import COMMAND, Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home, serving
 from llamactl_builder import build as builder
 from llamactl_builder import models
 from llamactl_builder.progress import Progress, ProgressCallback
@@ -363,21 +363,18 @@ def test_a_record_that_proves_no_engine_names_none(home: Home, record: str) -> N
 
 
 def test_serve_is_the_daemon_in_the_foreground(home: Home) -> None:
-    words = [*COMMAND, "serve", "--no-resume"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as serving:
-        try:
-            home.await_daemon()
-            up = home.up()
-            assert up["daemon_pid"] == serving.pid
-            assert up["daemon_started"] is False
-            second = subprocess.run(words, capture_output=True, timeout=30, check=False)
-            assert second.returncode == 5
-            assert f"a daemon (pid {serving.pid}) already runs".encode() in second.stderr
-            assert home.run("down").code == 0
-        finally:
-            serving.kill()
-        out, _ = serving.communicate()
-    assert (serving.returncode, out) == (0, b"")
+    with serving("--no-resume") as daemon:
+        home.await_daemon()
+        up = home.up()
+        assert up["daemon_pid"] == daemon.pid
+        assert up["daemon_started"] is False
+        with serving("--no-resume") as second:
+            _, said = second.communicate(timeout=30)
+        assert second.returncode == 5
+        assert f"a daemon (pid {daemon.pid}) already runs" in said
+        assert home.run("down").code == 0
+        out, _ = daemon.communicate()
+    assert (daemon.returncode, out) == (0, "")
 
 
 def test_waiting_for_an_engine_that_comes_later(home: Home) -> None:

@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         "--watch", action="store_true", help="follow the configuration file as it changes"
     )
     serve.add_argument(
+        "--built", metavar="PATH", help="the llama-server to run where nothing else names one"
+    )
+    serve.add_argument(
         "--problem-fd",
         type=int,
         metavar="FD",
@@ -134,7 +137,7 @@ def _serve(arguments: argparse.Namespace) -> ExitCode:
         logging.getLogger("llamactl").warning("%s", left_out_message(loaded))
     for name in sorted(OWNED_ENV & loaded.env.keys()):
         logging.getLogger("llamactl").warning("environment: %s", unheard_message(name))
-    daemon = Daemon(loaded, _version(), watch=arguments.watch)
+    daemon = Daemon(loaded, _version(), watch=arguments.watch, built=arguments.built)
     return asyncio.run(daemon.run(resume=not arguments.no_resume))
 
 

@@ -84,13 +84,15 @@ class Daemon:
     TERM and INT stop the engine first, USR2 leaves it to the next daemon.
     """
 
-    def __init__(self, loaded: Loaded, version: str, *, watch: bool = False) -> None:
+    def __init__(
+        self, loaded: Loaded, version: str, *, watch: bool = False, built: str | None = None
+    ) -> None:
         paths, settings = loaded.paths, loaded.config.daemon
         self._loaded, self._paths, self._version = loaded, paths, version
         self._queue: asyncio.Queue[ev.Event | BaseException] = asyncio.Queue()
         self._operations = Operations()
         self._applying = asyncio.Lock()
-        self._watching = watch
+        self._watching, self._built = watch, built
         self._accepted: dict[str, asyncio.Future[None]] = {}
         self._expires: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -162,7 +164,8 @@ class Daemon:
             known = known.model_copy(update={"baseline": config.engine})
         if found is not None and known.running_spec is None and known.running is not None:
             known = known.model_copy(update={"running_spec": await self._spec(known.running)})
-        self._snapshot = durable.snapshot_of(known, config.daemon, self._clock.now())
+        known_now = durable.snapshot_of(known, config.daemon, self._clock.now())
+        self._snapshot = replace(known_now, built=self._built)
         if known.load_by is not None:
             self._records.spawned(known.load_by)
         if found is not None:
@@ -176,7 +179,7 @@ class Daemon:
         if remains.ended is not None:
             await self._step(ev.FoundDead(*remains.ended))
         if resume:
-            groundwork.require_engine(config, self._saved.desired)
+            groundwork.require_engine(config, self._saved.desired, self._built)
         begun = known.load_by is not None and remains.ended is None
         await self._step(ev.Resume(config, load=resume, begun=begun))
 

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from llamactl_supervisor.models import UpRequest
 
 
-def problems(loaded: Loaded) -> list[LlamactlError]:
+def problems(loaded: Loaded, built: str | None) -> list[LlamactlError]:
     """Return why a daemon, or its engine, could not go by it here. Touches nothing.
 
-    Whether a port is free is not asked: the daemon that has it may be ours.
+    `built` is the llama-server that is run where nothing names one. Whether a port is free is not
+    asked: the daemon that has it may be ours.
     """
     found = []
-    for check in _checks(loaded):
+    for check in _checks(loaded, built):
         try:
             check()
         except LlamactlError as exc:
@@ -35,10 +36,10 @@ def problems(loaded: Loaded) -> list[LlamactlError]:
     return found
 
 
-def require_engine(config: Config, last: UpRequest | None) -> None:
-    """Raise `config_invalid` when a model is configured and nothing names a llama-server."""
+def require_engine(config: Config, last: UpRequest | None, built: str | None) -> None:
+    """Raise `config_invalid` when a model is configured and there is no llama-server for it."""
     engine = config.engine
-    if engine.model is not None and engine.engine_path is None and last is None:
+    if engine.model is not None and not (engine.engine_path or last or built):
         raise error(
             Code.CONFIG_INVALID,
             "engine.model is configured, engine.engine_path is not: no llama-server is known",
@@ -46,7 +47,7 @@ def require_engine(config: Config, last: UpRequest | None) -> None:
         )
 
 
-def _checks(loaded: Loaded) -> Iterator[Callable[[], object]]:
+def _checks(loaded: Loaded, built: str | None) -> Iterator[Callable[[], object]]:
     config = loaded.config
     engine, api = config.engine, config.api
     for token in (api.token_file, api.read_token_file):
@@ -61,7 +62,7 @@ def _checks(loaded: Loaded) -> Iterator[Callable[[], object]]:
     for one, other in combinations(listens.items(), 2):
         yield partial(_apart, one, other)
     last = store.peek(loaded.paths.state_file).desired
-    yield partial(require_engine, config, last)
+    yield partial(require_engine, config, last, built)
     if engine.engine_path is not None:
         yield partial(_program, engine.engine_path)
     if engine.model is not None:

@@ -101,11 +101,11 @@ def begin(snapshot: Snapshot, event: ev.Resume, config: Config, now: float) -> S
 
     A geometry that was set live under the same configuration is kept.
     """
-    baseline, fallback = snapshot.baseline, snapshot.desired
+    baseline, last = snapshot.baseline, snapshot.desired
     changed = {} if baseline is None else _changed(baseline, config.engine)
     override = None if baseline is None else _without(snapshot.override, changed)
     known = replace(snapshot, config=config, baseline=config.engine)
-    request = config.engine.request(None if fallback is None else fallback.engine_path)
+    request = config.engine.request(snapshot.built if last is None else last.engine_path)
     if event.load and request is not None:
         wanted = replace(known, desired=request, override=override)
         if request != snapshot.desired:
@@ -226,7 +226,7 @@ def wanted(snapshot: Snapshot, config: Config) -> tuple[UpRequest | None, Overri
     """Return what the next start would run once `config` is in force."""
     baseline = snapshot.baseline or (snapshot.config or Config()).engine
     changed = _changed(baseline, config.engine)
-    desired = _merged(snapshot.desired, changed) or config.engine.request()
+    desired = _merged(snapshot.desired, changed) or config.engine.request(snapshot.built)
     return desired, _without(snapshot.override, changed)
 
 

@@ -159,7 +159,8 @@ class Snapshot:
     configured since and waits for the next daemon.
 
     `carry` is on the way before the TERM of STOPPING, and after the load of STARTING; `carried` is
-    what came of it, until an operation has told that. `closed_at` is when an engine got its TERM in
+    what came of it, until an operation has told that. `built` is the llama-server that is run where
+    nothing names one. `closed_at` is when an engine got its TERM in
     whose place another one has yet to listen, and `port_closed_s` how long that took, until told.
     """
 
@@ -208,6 +209,7 @@ class Snapshot:
     change_by: str | None = None
     dropped_for: int = 0
     late: tuple[FieldChange, ...] = ()
+    built: str | None = None
     owner: Owner | None = None
     lingering: Lingering | None = None
 

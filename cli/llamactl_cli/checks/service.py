@@ -58,6 +58,8 @@ def configuration(_: Case) -> Iterator[Finding]:
     from llamactl_supervisor.config import load, mistyped, mistyped_message
     from llamactl_supervisor.errors import LlamactlError
 
+    from llamactl_cli.run.places import unnamed_engine
+
     try:
         loaded = load()
     except LlamactlError as exc:
@@ -65,7 +67,7 @@ def configuration(_: Case) -> Iterator[Finding]:
     else:
         file = loaded.file
         yield ok("configuration", "no file" if file is None else str(file))
-        for lacking in groundwork.problems(loaded):
+        for lacking in groundwork.problems(loaded, unnamed_engine(loaded)):
             yield fail("configured", lacking.message, lacking.hint or "see the message")
         for name, nearest in mistyped(loaded.env).items():
             yield warn("environment", mistyped_message(name, nearest), f"unset {name}")

@@ -214,6 +214,8 @@ def check(
     from llamactl_supervisor import groundwork
     from llamactl_supervisor.config import load, mistyped, mistyped_message
 
+    from llamactl_cli.run.places import unnamed_engine
+
     output: Output = ctx.obj
     loaded = load(file=file)
     _ = loaded.paths
@@ -225,7 +227,7 @@ def check(
         for key, value in loaded.values.items()
         if value.source.startswith("env ")
     }
-    if not syntax and (lacking := groundwork.problems(loaded)):
+    if not syntax and (lacking := groundwork.problems(loaded, unnamed_engine(loaded))):
         raise _lacking(lacking)
     output.emit(CheckView(loaded.file, setting))
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from llamactl_cli.run.places import cached_engine
+from llamactl_cli.run.places import unnamed_engine
 
 
 class LogFormat(StrEnum):
@@ -49,21 +49,16 @@ def serve(
     argv += ["--no-resume"] if no_resume else []
     argv += ["--watch"] if watch else []
     argv += [] if config is None else ["--config", str(config)]
-    os.execve(argv[0], argv, os.environ | _engine(config))
+    argv += _built(config)
+    os.execv(argv[0], argv)
 
 
-def _engine(file: Path | None) -> dict[str, str]:
-    """Name the engine that was built, for a first daemon that is told a model and no engine."""
+def _built(file: Path | None) -> list[str]:
     from llamactl_supervisor.config import load
     from llamactl_supervisor.errors import LlamactlError
 
     try:
-        loaded = load(file=file)
+        path = unnamed_engine(load(file=file))
     except LlamactlError:
-        return {}  # the daemon says so
-    engine = loaded.config.engine
-    is_first = not loaded.paths.state_file.exists()
-    if engine.model is None or engine.engine_path is not None or not is_first:
-        return {}
-    path = cached_engine()
-    return {"LLAMACTL_ENGINE_PATH": path} if path else {}
+        return []  # the daemon says so
+    return ["--built", path] if path else []
