@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,24 @@ if TYPE_CHECKING:
 
     from llamactl_builder.build import EngineBuild
     from llamactl_builder.progress import Progress, ProgressCallback
+    from llamactl_supervisor.config import Loaded
 
     from llamactl_cli.output import Output
+
+
+def unnamed_engine(loaded: Loaded) -> str | None:
+    """Return llamactl's engine if it is built, and no configuration or last engine names one."""
+    from llamactl_builder.build import cached_engine
+    from llamactl_builder.errors import BuilderError
+    from llamactl_supervisor import groundwork
+
+    if groundwork.names_engine(loaded):
+        return None
+    os.environ.update(loaded.paths.env())  # all that the builder knows of a configuration
+    with suppress(BuilderError):  # without a compiler it cannot tell which would be its own
+        built = cached_engine()
+        return None if built is None else str(built)
+    return None
 
 
 class Provider:

@@ -19,6 +19,7 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     2 one socket each: listener tokens
     3 eyes: observer
     3 before anything is stopped: preflight
+    3 what an engine holds, one way each: carry_out carry_in
     3 what outlives the daemon: durable
     3 what is left where no daemon answers: remains
     3 the other end, one call: transport

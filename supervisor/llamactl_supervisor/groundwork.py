@@ -36,6 +36,12 @@ def problems(loaded: Loaded, built: str | None) -> list[LlamactlError]:
     return found
 
 
+def names_engine(loaded: Loaded) -> bool:
+    """Say whether the configuration, or else the last engine, names a llama-server."""
+    last = store.peek(loaded.paths.state_file).desired
+    return loaded.config.engine.engine_path is not None or last is not None
+
+
 def require_engine(config: Config, last: UpRequest | None, built: str | None) -> None:
     """Raise `config_invalid` when a model is configured and there is no llama-server for it."""
     engine = config.engine

@@ -58,7 +58,7 @@ def configuration(_: Case) -> Iterator[Finding]:
     from llamactl_supervisor.config import load, mistyped, mistyped_message
     from llamactl_supervisor.errors import LlamactlError
 
-    from llamactl_cli.run.places import unnamed_engine
+    from llamactl_cli.provide import unnamed_engine
 
     try:
         loaded = load()

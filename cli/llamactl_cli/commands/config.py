@@ -214,7 +214,7 @@ def check(
     from llamactl_supervisor import groundwork
     from llamactl_supervisor.config import load, mistyped, mistyped_message
 
-    from llamactl_cli.run.places import unnamed_engine
+    from llamactl_cli.provide import unnamed_engine
 
     output: Output = ctx.obj
     loaded = load(file=file)

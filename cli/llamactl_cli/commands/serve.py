@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from llamactl_cli.run.places import unnamed_engine
+from llamactl_cli.provide import unnamed_engine
 
 
 class LogFormat(StrEnum):

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from llamactl_supervisor.config import Loaded
-
 INSTANCES = "instances"
 _ENGINE_PATH = ("-P", "-m", "llamactl_builder", "engine-path")
 SYSTEM_FILE = Path("/etc/llamactl/config.toml")
@@ -183,14 +181,6 @@ def cached_engine() -> str:
         [sys.executable, *_ENGINE_PATH, "--cached"], capture_output=True, text=True, check=False
     )
     return there.stdout.strip()
-
-
-def unnamed_engine(loaded: Loaded) -> str | None:
-    """Return llamactl's engine if it is built, and no configuration or last engine names one."""
-    from llamactl_supervisor import store
-
-    named = loaded.config.engine.engine_path or store.peek(loaded.paths.state_file).desired
-    return None if named else cached_engine() or None
 
 
 def built_engine(say: Callable[[str], None]) -> str:
