@@ -19,11 +19,10 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     2 one socket each: listener tokens
     3 eyes: observer
     3 before anything is stopped: preflight
-    3 what an engine holds, one way each: carry_out carry_in
     3 what outlives the daemon: durable
     3 what is left where no daemon answers: remains
     3 the other end, one call: transport
-    4 what an engine holds, into the next one: carrier
+    4 what an engine holds, into the next one: carriage
     4 before there is a daemon: groundwork
     4 what something comes to: planner
     4 the runs that are connected: runs
@@ -31,14 +30,16 @@ Floors; a module imports downward only, and `tests/test_floors.py` enforces it:
     4 hands: records scrape control announcer
     4 hands where no daemon is: reap
     4 the other end, for its users: client
-    5 hands, at the engine: effects
+    5 what an engine holds, one way each: carry_out carry_in
     5 the other end, where none runs: spawn
     5 the door for strangers: guard
     5 a bound for everybody: body_limit
     5 what is published: describe
     6 every door: listeners
-    7 the loop: daemon
-    8 the entry: __main__
+    6 what an engine holds, both ways: carrier
+    7 hands, at the engine: effects
+    8 the loop: daemon
+    9 the entry: __main__
 
 `holder.py` stands apart: a program of its own, stdlib only, the engine's parent.
 """

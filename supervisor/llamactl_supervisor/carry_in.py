@@ -23,7 +23,7 @@ from llamactl_supervisor.progress import ANSWER_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llamactl_supervisor.carrier import Carrier
+    from llamactl_supervisor.carriage import Carriage
     from llamactl_supervisor.models import FileReceipt
 
 log = logging.getLogger("llamactl.carrier")
@@ -32,9 +32,9 @@ log = logging.getLogger("llamactl.carrier")
 class Bringing:
     """One bringing back of all that files hold."""
 
-    def __init__(self, carrier: Carrier, effect: ev.CarryIn) -> None:
-        self._carrier, self._effect = carrier, effect
-        self._until = time.monotonic() + carrier.settings.carry_s
+    def __init__(self, carriage: Carriage, effect: ev.CarryIn) -> None:
+        self._carriage, self._effect = carriage, effect
+        self._until = time.monotonic() + carriage.settings.carry_s
         self._manifest = Manifest()
         self._told: dict[str, CarriedConversation] = {}
 
@@ -44,8 +44,8 @@ class Bringing:
     async def run(self) -> CarryReport:
         """Return where each conversation is now, or why it is still in its files."""
         try:
-            self._client = self._carrier.client(self._effect.process)
-            self._manifest = await self._carrier.read()
+            self._client = self._carriage.client(self._effect.process)
+            self._manifest = await self._carriage.read()
             await self._bring_all()
         except LlamactlError as exc:
             log.error("conversations stay in files: %s", exc.message)
@@ -54,14 +54,14 @@ class Bringing:
 
     async def _bring_all(self) -> None:
         """Bring back what fits, each to its place; a slot that came to nothing is another's."""
-        effect, carrier = self._effect, self._carrier
+        effect, carriage = self._effect, self._carriage
         instance, found = effect.process.instance_id, self._manifest.conversations
         if any(each.origin == instance for each in found):
             return  # it has served, whatever is remembered of that, and holds them as it did
-        slots = range(await carrier.n_seq(effect.process, effect.request))
+        slots = range(await carriage.n_seq(effect.process, effect.request))
         if self._manifest.held_by(instance):
             await self._empty(slots)
-        taker = await carrier.taker(effect.process, effect.request)
+        taker = await carriage.taker(effect.process, effect.request)
         refused = {each.file: taker.refusal(each) for each in found}
         for each in found:
             if (why := refused[each.file]) is not None:
@@ -108,12 +108,12 @@ class Bringing:
 
     async def _bound(self) -> None:
         """Drop what no engine has taken, the oldest first, where it is more than is to be kept."""
-        bytes_max = self._carrier.settings.carry_left_bytes_max
+        bytes_max = self._carriage.settings.carry_left_bytes_max
         dropped = carry.surplus(self._manifest.conversations, bytes_max)
         for each in dropped:
             why = f"{bytes_max} bytes are kept of what is left (daemon.carry_left_bytes_max)"
             self._told[each.file] = each.told(CarryFate.DROPPED, None, why)
-        self._manifest = await self._carrier.forget(self._manifest, dropped)
+        self._manifest = await self._carriage.forget(self._manifest, dropped)
 
     def _leave(self, each: Conversation, why: str) -> None:
         left = each.model_copy(update={"into": None, "reason": why})
@@ -131,18 +131,18 @@ class Bringing:
         """Bring it there and say whether it is."""
         n_all = len(self._manifest.conversations)
         text = f"bringing back {min(len(self._told) + 1, n_all)} of {n_all} conversations"
-        self._carrier.post(self._effect.generation, text, self._report())
+        self._carriage.post(self._effect.generation, text, self._report())
         # Written first: whoever finds the engine serving knows that it has it.
         known = {"into": self._effect.process.instance_id, "reason": None}
         into = each.model_copy(update=known)
         self._manifest = self._manifest.add([into])
-        await self._carrier.write(self._manifest)
+        await self._carriage.write(self._manifest)
         left_s = self._until - time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, left_s)):
                 receipt = await self._restore(each, place)
         except TimeoutError:
-            limit_s = self._carrier.settings.carry_s
+            limit_s = self._carriage.settings.carry_s
             self._leave(each, f"not brought back within {limit_s:g} s (daemon.carry_s)")
             return False
         except LlamactlError as exc:

@@ -23,7 +23,7 @@ from llamactl_supervisor.models import (
 )
 
 if TYPE_CHECKING:
-    from llamactl_supervisor.carrier import Carrier
+    from llamactl_supervisor.carriage import Carriage
 
 log = logging.getLogger("llamactl.carrier")
 
@@ -40,8 +40,8 @@ NOT_THERE = frozenset({Code.EMPTY_SLOT, Code.UNKNOWN_PAGE})
 class Writing:
     """One writing of all that an engine holds."""
 
-    def __init__(self, carrier: Carrier, effect: ev.CarryOut) -> None:
-        self._carrier, self._effect = carrier, effect
+    def __init__(self, carriage: Carriage, effect: ev.CarryOut) -> None:
+        self._carriage, self._effect = carriage, effect
         self._began = time.monotonic()
         self._n_cut = 0
         self._is_drained = False
@@ -61,9 +61,9 @@ class Writing:
     async def run(self) -> CarryReport:
         """Return what is in files, what is not and why."""
         try:
-            self._client = self._carrier.client(self._effect.process)
+            self._client = self._carriage.client(self._effect.process)
             to = self._effect.to
-            if to is not None and not await self._carrier.takes(to):
+            if to is not None and not await self._carriage.takes(to):
                 await self._lose_all("the next engine cannot take it: it cannot begin quiet")
                 if self._told:
                     return self._report()
@@ -84,14 +84,14 @@ class Writing:
 
     def _post(self, text: str) -> None:
         generation, report = self._effect.generation, self._report()
-        self._carrier.post(generation, text, report, is_drained=self._is_drained)
+        self._carriage.post(generation, text, report, is_drained=self._is_drained)
 
     async def _drain(self) -> bool:
         """Return once nothing is in progress any more; False: the engine does not know this."""
-        drain_s, named = self._carrier.settings.drain_s, False
+        drain_s, named = self._carriage.settings.drain_s, False
         self._go_on_to(f"asking the engine to be quiet, {_until(drain_s)}")
         while True:
-            is_cut = self._carrier.is_cut(self._effect.generation)
+            is_cut = self._carriage.is_cut(self._effect.generation)
             left_s = 0.0 if is_cut else drain_s - (time.monotonic() - self._began)
             try:
                 told = await self._client.quiesce(is_quiet=True, cut=left_s <= 0, timeout_s=drain_s)
@@ -123,16 +123,16 @@ class Writing:
 
     async def _lose_all(self, why: str) -> None:
         """Name what the engine holds as lost, for this reason."""
-        taker = await self._carrier.taker(self._effect.process, self._effect.request)
+        taker = await self._carriage.taker(self._effect.process, self._effect.request)
         for each in await self._held(taker, set()):
             self._tell(each, CarryFate.LOST, why)
 
     async def _write_all(self) -> None:
-        carrier, seen = self._carrier, set[tuple[Place, int]]()
+        carriage, seen = self._carriage, set[tuple[Place, int]]()
         self._told.clear()
-        until = time.monotonic() + carrier.settings.carry_s
-        manifest = await carrier.read()
-        taker = await carrier.taker(self._effect.process, self._effect.request)
+        until = time.monotonic() + carriage.settings.carry_s
+        manifest = await carriage.read()
+        taker = await carriage.taker(self._effect.process, self._effect.request)
         for _ in range(ROUNDS_MAX):
             new = await self._held(taker, seen)
             if not new:
@@ -141,7 +141,7 @@ class Writing:
             for each in new:
                 self._tell(each, CarryFate.LOST, "the engine ended before it was written")
             manifest = manifest.add(new)
-            await carrier.write(manifest)
+            await carriage.write(manifest)
             for number, each in enumerate(new, 1):
                 left_s = until - time.monotonic()
                 self._go_on_to(f"writing {number} of {len(new)} conversations, {_until(left_s)}")
@@ -153,7 +153,7 @@ class Writing:
                         self._tell(other, CarryFate.LOST, "not tried, for another was not written")
                     return
         try:
-            await carrier.write(manifest)
+            await carriage.write(manifest)
         except LlamactlError as exc:
             # What is on the disk names them all; it only does not say which have been written.
             log.error("%s", exc.message)
@@ -178,7 +178,7 @@ class Writing:
             if exc.code != Code.NOT_SUPPORTED:
                 raise
         # Started with --no-slots: each may hold something.
-        n_seq = await self._carrier.n_seq(self._effect.process, self._effect.request)
+        n_seq = await self._carriage.n_seq(self._effect.process, self._effect.request)
         return tuple(SlotState(id=slot, n_ctx=0) for slot in range(n_seq))
 
     async def _write(self, conversation: Conversation, until: float) -> Conversation | None:
@@ -188,7 +188,7 @@ class Writing:
             async with asyncio.timeout(max(0.0, left_s)):
                 receipt = await self._client.page_file(_verb(conversation))
         except TimeoutError:
-            limit_s = self._carrier.settings.carry_s
+            limit_s = self._carriage.settings.carry_s
             why = f"not written within {limit_s:g} s (daemon.carry_s)"
             self._tell(conversation, CarryFate.LOST, why)
             return conversation
