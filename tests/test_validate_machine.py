@@ -135,6 +135,17 @@ def test_a_daemon_of_a_drill_and_its_engine_go_with_whoever_has_them(
     assert place in sweep(place.parent)
 
 
+def test_an_engine_that_outlived_its_warden_ends_with_its_place(home: Home) -> None:
+    with drilled(home) as (process, place, (warden, *others)):
+        os.kill(warden, signal.SIGKILL)
+        until(lambda: is_gone(others[0]))
+        assert not is_gone(others[-1]), "no daemon of ours: the engine is meant to outlive one"
+        process.kill()
+    age(place)
+    assert place in sweep(place.parent)
+    assert all(map(is_gone, others))
+
+
 # What is left
 
 

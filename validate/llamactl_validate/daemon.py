@@ -15,7 +15,7 @@ from llamactl_supervisor.client import Client
 from llamactl_supervisor.config import FILE_ENV
 from llamactl_supervisor.errors import DaemonUnreachableError
 from llamactl_supervisor.models import EngineRequest, EngineState, LoadLine, UpRequest
-from llamactl_supervisor.paths import ENV_PREFIX, Paths
+from llamactl_supervisor.paths import ENV_PREFIX
 
 from llamactl_validate import lowly, warden
 from llamactl_validate.asked import Asked, private_door
@@ -59,7 +59,7 @@ class Daemon:
         self.place = Workplace()
         self._open.callback(self.place.close)
         try:
-            self.paths = Paths(*(self.place.path / name for name in ("c", "s", "r")))
+            self.paths = self.place.paths
             self._key = secrets.token_hex()
             keys = self.place.path / "keys"
             keys.write_text(f"{self._key}\n")

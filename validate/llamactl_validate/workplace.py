@@ -13,8 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from llamactl_supervisor.errors import Code, error
-from llamactl_supervisor.paths import SUN_PATH_BYTES_MAX
+from llamactl_supervisor import reap, remains
+from llamactl_supervisor.errors import Code, LlamactlError, error
+from llamactl_supervisor.paths import SUN_PATH_BYTES_MAX, Paths
 
 PREFIX = "llamactl-validate-"
 LOCK = "lock"
@@ -32,6 +33,7 @@ class Workplace:
         check_paths()
         # Not below a test's own directory: a socket's path is bounded.
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.paths = _paths(self.path)
         self._lock = _locked(self.path)
         self.socket = self.path / SOCKET
         self.slot_files = self.path / "slots"
@@ -39,7 +41,9 @@ class Workplace:
         self.log = self.path / "log"
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove it; an engine whose warden was killed has outlived that, and ends first."""
+        with contextlib.suppress(LlamactlError, OSError):
+            _end_engines(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -57,19 +61,33 @@ def check_paths() -> None:
 
 
 def sweep(parent: Path | None = None) -> list[Path]:
-    """Remove what killed owners left, and return it; what is another user's is not touched."""
+    """End and remove what killed owners left, and return it; another user's is not touched."""
     swept = []
     for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(LlamactlError, OSError):
             found = path.lstat()
             if found.st_uid != os.getuid() or time.time() - found.st_mtime < SETTLED_S:
                 continue
             lock = _locked(path)
             if lock is not None:
+                _end_engines(path)
                 shutil.rmtree(path)
                 os.close(lock)
                 swept.append(path)
     return swept
+
+
+def _paths(place: Path) -> Paths:
+    """Return the directories of a daemon that has this place."""
+    return Paths(*(place / name for name in ("c", "s", "r")))
+
+
+def _end_engines(place: Path) -> None:
+    """Kill every engine that is proven to have been started in it."""
+    paths = _paths(place)
+    for remnant in remains.recorded(paths):
+        if remnant.doubt is None:
+            reap.end(paths, remnant, 0.0)
 
 
 def _locked(path: Path) -> int | None:
