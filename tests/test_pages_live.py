@@ -89,6 +89,49 @@ def test_a_page_says_what_it_holds_and_leaves_its_slot_free(engine: LiveEngine) 
     refused(engine.page(1, "page_out", "again"), 400, "empty_slot")
 
 
+def test_a_page_with_a_home_is_parked_and_a_change_places_it_back(engine: LiveEngine) -> None:
+    """As what a change has parked: it is not asked for, and is in its slot again."""
+    control = engine.ask("/completion", **TALE, id_slot=1).receipt
+    held = engine.slots()[1]["n_prompt_tokens"]
+    assert engine.ask("/slots/1?action=page_out&page=guest", home=3).receipt["n_tokens"] == held
+    (page,) = engine.pages()
+    known = ("name", "parked", "running", "slot", "reason", "tokens_fit")
+    assert [page[each] for each in known] == ["guest", True, False, 3, "n_seq", 0]
+    (parked,) = (slot for slot in engine.slots() if slot.get("parked"))
+    assert (parked["id"], parked["page"], parked["n_prompt_tokens"]) == (3, "guest", held)
+    receipt = engine.applied(n_seq=4)
+    assert receipt["parked"] == []
+    (placed,) = (slot for slot in receipt["slots"] if slot["tokens"])
+    assert (placed["slot"], placed["tokens"], placed["fate"]) == (3, held, "placed")
+    assert engine.pages() == []
+    again = engine.ask("/completion", **TALE, id_slot=3).receipt
+    assert again["timings"]["cache_n"] == again["tokens_evaluated"] - 1
+    assert again["content"] == control["content"]
+
+
+def test_a_parked_page_is_a_page_like_others_until_then(engine: LiveEngine) -> None:
+    """Put into a slot, dropped, or replaced by another of its name, it is parked no more."""
+    for end in ("page_in", "page_drop", "page_out"):
+        engine.ask("/completion", **TALE, id_slot=1)
+        engine.ask("/slots/1?action=page_out&page=guest", home=0)
+        engine.ask("/completion", **TALE | {"prompt": "Water begins to boil"}, id_slot=1)
+        engine.page(1, end, "guest")
+        assert not [slot for slot in engine.slots() if slot.get("parked")], end
+        assert [page["parked"] for page in engine.pages()] == [False] * (end == "page_out"), end
+        engine.erase()
+    assert engine.applied(n_seq=4)["parked"] == []
+    assert [page["name"] for page in engine.pages()] == ["guest"]
+
+
+@pytest.mark.parametrize("home", [-1, 2**31, "1", None, 1.5, True])
+def test_a_home_that_is_no_slot_is_refused(engine: LiveEngine, home: object) -> None:
+    engine.ask("/completion", **TALE, id_slot=1)
+    answer = engine.ask("/slots/1?action=page_out&page=guest", home=home)
+    refused(answer, 400, "bad_body")
+    assert engine.pages() == []
+    assert engine.slots()[1]["n_prompt_tokens"] > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_and_a_file_are_as_good_as_the_slot_they_came_from(
     engine_path: Path, tiny: TinyModels, kind: str

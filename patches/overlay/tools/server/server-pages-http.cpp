@@ -3,6 +3,8 @@
 #include "server-faults.h"
 #include "server-pages-disk.h"
 
+#include <cstdlib>
+
 bool server_page_is_action(const std::string & action) {
     return action == "page_out" || action == "page_in" || action == "page_drop" || server_page_has_files(action);
 }
@@ -51,6 +53,30 @@ static file_body parse_body(const server_page_words & words) {
     }
 
     return res;
+}
+
+// the slot that a page is parked for, -1: it is not parked
+static int32_t parse_home(const server_page_words & words) {
+    if (words.body.empty()) {
+        return -1;
+    }
+
+    const json body = json::parse_no_throw(words.body);
+    if (!body.is_object()) {
+        throw std::invalid_argument("the body has to be a JSON object");
+    }
+    if (!body.contains("home")) {
+        return -1;
+    }
+
+    // beyond int64 it is an integer all the same, and no slot
+    const auto    & home = body.at("home");
+    const long long slot = home.is_number_integer() ? strtoll(home.dump_safe().c_str(), nullptr, 10) : -1;
+    if (slot < 0 || slot > INT32_MAX) {
+        throw std::invalid_argument("'home' has to be the number of a slot");
+    }
+
+    return (int32_t) slot;
 }
 
 static std::optional<server_page_result> spill(const server_page_steps & steps, const std::string & dir, server_page_request request, const file_body & body) {
@@ -118,6 +144,11 @@ std::optional<server_page_result> server_page_handle(const server_page_steps & s
     }
 
     if (words.action == "page_out") {
+        try {
+            request.id_home = parse_home(words);
+        } catch (const std::invalid_argument & e) {
+            return server_page_refused(request, SERVER_PAGE_REASON_BAD_BODY, e.what());
+        }
         return server_page_out(steps, request);
     }
     if (words.action == "page_in") {

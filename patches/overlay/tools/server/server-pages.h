@@ -63,6 +63,8 @@ struct server_page_request {
     std::shared_ptr<server_page_base> source; // PREPARE, IN: the page, where it is not one of the store; DROP: this one only
 
     bool allow_media = false; // files can hold media, pages cannot
+
+    int32_t id_home = -1; // OUT: not -1: the page is parked, a reconfigure that has room places it back, into this slot if it is free
 };
 
 struct server_page_result {
