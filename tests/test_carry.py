@@ -30,6 +30,7 @@ def conversation(
     *,
     slot: int | None = None,
     page: str | None = None,
+    home: int | None = None,
     n_tokens: int = 10,
     engine: str = NEW,
     reason: str | None = None,
@@ -40,6 +41,7 @@ def conversation(
         file=f"carry-{engine}-{number}",
         slot=slot,
         page=page,
+        home=home,
         n_tokens=n_tokens,
         n_bytes=n_bytes,
         model=taker.model,
@@ -73,7 +75,7 @@ def test_the_most_expensive_prefill_is_written_first() -> None:
     ]
     pages = [
         Page(name="fox", n_tokens=50, n_bytes=1),
-        Page(name="parked-1", n_tokens=9, n_bytes=1),
+        Page(name="parked-1", n_tokens=9, n_bytes=1, parked=True, slot=6),
     ]
     found = held(slots, pages, instance=OLD, engine=ENGINE)
     assert [(each.was, each.n_tokens) for each in found] == [
@@ -85,6 +87,7 @@ def test_the_most_expensive_prefill_is_written_first() -> None:
     ]
     assert [each.file for each in found] == [f"carry-{OLD}-{number}" for number in range(1, 6)]
     assert {each.origin for each in found} == {OLD}
+    assert {each.page: each.home for each in found if each.page} == {"fox": None, "parked-1": 6}
     again = held(
         [*slots, SlotState(id=4, n_ctx=1, n_prompt_tokens=3)],
         pages,
@@ -109,6 +112,29 @@ def test_a_slot_without_its_own_goes_into_any_and_then_becomes_a_page() -> None:
         conversation(2, slot=2, n_tokens=80),
         conversation(3, slot=1, n_tokens=5),
     ) == [(1, "page carried-1"), (2, "slot 0"), (3, "slot 1")]
+
+
+def test_what_was_parked_goes_into_its_slot_or_any_that_is_free_and_else_is_parked_again() -> None:
+    parked = [
+        conversation(1, page="parked-0", home=3, n_tokens=90),
+        conversation(2, page="parked-1", home=1, n_tokens=80),
+        conversation(3, page="carried-1", home=2, n_tokens=70),
+    ]
+    resident = conversation(4, slot=0, n_tokens=5)
+    assert order(*parked, resident, n_seq=4) == [
+        (4, "slot 0"),
+        (1, "slot 3"),
+        (2, "slot 1"),
+        (3, "slot 2"),
+    ]
+    assert order(*parked, resident, n_seq=2) == [
+        (1, "page carried-2"),
+        (3, "page carried-1"),
+        (4, "slot 0"),
+        (2, "slot 1"),
+    ]
+    homes = {place.home for _, place in placed([*parked, resident], range(1)) if place is not None}
+    assert homes == {None, 1, 2, 3}
 
 
 def test_names_of_pages_are_kept_unless_they_cannot_be() -> None:

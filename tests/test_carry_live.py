@@ -176,6 +176,29 @@ def test_fewer_slots_make_a_page_of_the_other(live: Live) -> None:
     assert prefilled(live, second, 0) == 0
 
 
+def test_what_is_parked_stays_parked_until_there_is_room(live: Live) -> None:
+    """By a change or for want of slots, over relaunches; nobody has to ask for its page."""
+    live.up_real(n_ctx=2048)
+    first, second = talk(live, 0, 60, 1), talk(live, 1, 90, 2)
+    done(live, live.client.reconfigure(n_ctx=1024, n_seq=1))
+    report = ended(live, live.client.restart())
+    assert fates(report)["page parked-0"] == ("back", "page carried-1")
+    done(live, live.client.reconfigure(n_ctx=2048, n_seq=2))
+    assert live.client.pages().pages == ()
+    assert prefilled(live, second, 1) == 0
+    stopped(live)
+    assert fates(up_again(live, n_ctx=1024, n_seq=1))["slot 1"] == ("back", "page carried-1")
+    stopped(live)
+    assert fates(up_again(live, n_ctx=1024, n_seq=1))["page carried-1"][0] == "back"
+    stopped(live)
+    assert fates(up_again(live, n_ctx=8192, n_seq=4)) == {
+        "slot 0": ("back", "slot 0"),
+        "page carried-1": ("back", "slot 1"),
+    }
+    assert prefilled(live, first, 0) == 0
+    assert prefilled(live, second, 1) == -2, "nor of what was asked since"
+
+
 def test_another_kv_type_leaves_all_in_files_and_other_threads_none(live: Live) -> None:
     live.up_real(n_ctx=2048)
     first = talk(live, 0, 60, 1)

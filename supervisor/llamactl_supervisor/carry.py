@@ -61,10 +61,14 @@ class Taker:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a conversation is, or goes: a slot, or a page; to a page the way is through `slot`."""
+    """Where a conversation is, or goes: a slot, or a page; to a page the way is through `slot`.
+
+    A page with a `home` is parked: a change that has room places it back, into that slot if free.
+    """
 
     slot: int | None
     page: str | None = None
+    home: int | None = None
 
     def __str__(self) -> str:
         """Return it as a person reads it."""
@@ -74,7 +78,8 @@ class Place:
 class Conversation(Wire):
     """A conversation in files. `written` false: it was going to be, when its writer was last heard.
 
-    It comes from a slot or from a page of the engine that `file` names. `directory`, `model`,
+    It comes from a slot or from a page of the engine that `file` names, a page that was parked
+    from the slot `home` before that. `directory`, `model`,
     `content` and `cache_types` are that engine's (see `Taker`). `into` is the engine that it is
     being brought into, `reason` why the last one did not take it.
     """
@@ -82,6 +87,7 @@ class Conversation(Wire):
     file: FileOfOurs
     slot: Slot | None = None
     page: PageName | None = None
+    home: Slot | None = None
     n_tokens: Annotated[int, Field(ge=0)]
     n_bytes: Annotated[int, Field(ge=0)] = 0
     directory: str
@@ -106,6 +112,11 @@ class Conversation(Wire):
     def was(self) -> Place:
         """Where that engine held it."""
         return Place(self.slot, self.page)
+
+    @property
+    def wants(self) -> int | None:
+        """The slot that it is to be in; None: it is to be a page."""
+        return self.slot if self.home is None else self.home
 
     def told(
         self, fate: CarryFate, place: str | None, reason: str | None = None
@@ -145,7 +156,7 @@ class Manifest(Wire):
 
 def held(
     slots: Iterable[SlotState],
-    pages: Iterable[Page],
+    pages: Collection[Page],
     *,
     instance: str,
     engine: Taker,
@@ -162,12 +173,14 @@ def held(
         if not slot.parked and slot.n_prompt_tokens != 0
     ]
     places += [(Place(None, page.name), page.n_tokens) for page in pages]
+    homes = {page.name: page.slot for page in pages if page.parked}
     places = sorted(set(places).difference(seen), key=lambda each: (-each[1], str(each[0])))
     return [
         Conversation(
             file=f"carry-{instance}-{number}",
             slot=place.slot,
             page=place.page,
+            home=homes.get(place.page or ""),
             n_tokens=n_tokens,
             directory=engine.directory,
             model=engine.model,
@@ -184,20 +197,22 @@ def placed(
     """Return where each goes in an engine with these `slots`, all empty, in the order of going.
 
     Pages come first, for the way to one is through an empty slot. What the engine before this one
-    held goes into its own slot where there is one, else into any, else it becomes a page. What
-    was left before gets what is free then: a slot, or the page of its name; None: nothing is.
+    held goes into its own slot where there is one, else into any, else it is parked; what was
+    parked comes after those that were not. What was left before gets what is free then: a slot, or
+    the page of its name; None: nothing is.
     """
     ranked = _ranked(conversations)
     held = [each for each in ranked if not each.is_left]
     left = [each for each in ranked if each.is_left]
     free, taken = list(slots), set[str]()
     in_slots, homeless = _in_slots([each for each in held if each.slot is not None], free)
+    unparked, parked = _in_slots([each for each in held if each.home is not None], free)
     order: list[tuple[Conversation, Place | None]] = []
     if slots:
-        named = [each for each in held if each.slot is None]
-        order += _in_pages([*named, *homeless], slots[0], taken)
+        named = [each for each in held if each.wants is None]
+        order += _in_pages([*named, *homeless, *parked], slots[0], taken)
         order += _in_pages(_unnamed_twice(left, taken), slots[0], taken)
-    order += in_slots
+    order += [*in_slots, *unparked]
     order += _in_slots([each for each in left if each.slot is not None], free)[0]
     done = {each.file for each, _ in order}
     return [*order, *((each, None) for each in ranked if each.file not in done)]
@@ -228,9 +243,9 @@ def _in_slots(
     """Return who goes into which slot, taken out of `free`, and for whom there is none."""
     chosen: dict[str, int] = {}
     for each in conversations:
-        if each.slot in free:
-            chosen[each.file] = each.slot
-            free.remove(each.slot)
+        if (own := each.wants) in free:
+            chosen[each.file] = own
+            free.remove(own)
     for each in conversations:
         if each.file not in chosen and free:
             chosen[each.file] = free.pop(0)
@@ -259,5 +274,5 @@ def _in_pages(
         if page is None or page in taken or page.startswith(_PARKED):
             page = next(name for name in new if name not in taken and name not in own)
         taken.add(page)
-        found.append((each, Place(through, page)))
+        found.append((each, Place(through, page, each.wants)))
     return found

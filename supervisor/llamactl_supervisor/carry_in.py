@@ -87,7 +87,7 @@ class Bringing:
         paged = [
             (each, place.page)
             for each, place in order
-            if place is not None and place.page is not None and each.slot is not None
+            if place is not None and place.page is not None and place.home is not None
             if self._told[each.file].fate is CarryFate.BACK
         ]
         left = [each for each, place in order if place is None and each.slot is not None]
@@ -165,7 +165,8 @@ class Bringing:
         receipt = await self._client.page_file(restore)
         if place.page is not None:
             try:
-                await self._client.page(ev.Page("", OperationKind.PAGE_OUT, place.page, slot))
+                out = ev.Page("", OperationKind.PAGE_OUT, place.page, slot, place.home)
+                await self._client.page(out)
             except LlamactlError:
                 # It stays in its files: in the slot it would be there a second time.
                 await self._client.erase(slot, timeout_s=ANSWER_S)

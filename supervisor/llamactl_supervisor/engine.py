@@ -206,7 +206,8 @@ class EngineClient:
         Wakes a sleeping engine. Raises the engine's own reason as code when it declines.
         """
         query = {"action": command.kind.value, "page": command.name}
-        return await self._page(PageReceipt, command.slot, query)
+        wanted = None if command.home is None else {"home": command.home}
+        return await self._page(PageReceipt, command.slot, query, wanted)
 
     async def page_file(self, command: ev.PageFile) -> FileReceipt:
         """Write a page or a slot to files, or read them into a slot; waits and raises likewise."""

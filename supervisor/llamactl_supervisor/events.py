@@ -157,12 +157,16 @@ class Reload:
 
 @dataclass(frozen=True)
 class Page:
-    """Take a conversation out of a slot or into one, or drop it: PAGE_OUT, PAGE_IN, PAGE_DROP."""
+    """Take a conversation out of a slot or into one, or drop it: PAGE_OUT, PAGE_IN, PAGE_DROP.
+
+    One that goes out with a `home` is parked: a change that has room places it back.
+    """
 
     operation: str
     kind: OperationKind
     name: str
     slot: int = 0
+    home: int | None = None
 
     @property
     def subject(self) -> str:

@@ -189,6 +189,7 @@ class Engine:
         # Where it does not begin quiet it spares the test a request.
         self.tokens = {} if flags.quiesced else {slot: 40 + slot for slot in range(flags.parallel)}
         self.stored = {"parked-1": 7} if flags.fake_parked else {}
+        self.homes: dict[str, int] = {}
 
     @property
     def loading(self) -> bool:
@@ -308,6 +309,7 @@ class Engine:
             {"name": name, "n_tokens": held, "n_bytes": held * TOKEN_BYTES, "n_checkpoints": 2}
             | {"age_s": 83.4, "parked": self._parked(name), "running": self._parked(name)}
             | {"something_newer": True}
+            | ({"parked": True, "slot": self.homes[name]} if name in self.homes else {})
             for name, held in self.stored.items()
         ]
 
@@ -315,7 +317,7 @@ class Engine:
     def _parked(name: str) -> bool:
         return name.startswith("parked-")
 
-    def page(self, slot: int, action: str, name: str) -> dict[str, Any]:
+    def page(self, slot: int, action: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """Answer POST /slots/{id}?action=...&page=..."""
         if action == "page_out" and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
             raise RefusedError("bad_name", f"{name!r} is no name of a page")
@@ -325,8 +327,10 @@ class Engine:
             self._await_slot(slot)
             held = self._slot(slot) if action == "page_out" else self._page(name)
         receipt = self._receipt(slot, held) | {"page": name, "ms": 3.25}
+        self.homes.pop(name, None)
         if action == "page_out":
             self.stored[name] = self.tokens.pop(slot)
+            self.homes |= {name: body["home"]} if "home" in body else {}
             return receipt
         del self.stored[name]
         if action == "page_in":
@@ -485,7 +489,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def body(self) -> dict[str, Any]:
         """Return the request's JSON."""
-        body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body: dict[str, Any] = json.loads(text or "{}")
         return body
 
     def do_page(self, slot: str, query: str) -> None:
@@ -498,7 +503,7 @@ class Handler(BaseHTTPRequestHandler):
             elif action in FILE_ACTIONS:
                 self.answer(200, self.engine.files(int(slot), action, name, self.body()))
             else:
-                self.answer(200, self.engine.page(int(slot), action, name))
+                self.answer(200, self.engine.page(int(slot), action, name, self.body()))
         except RefusedError as exc:
             status = PAGE_STATUS.get(exc.reason, 409)
             error = {"code": status, "type": "page_refused", "reason": exc.reason}

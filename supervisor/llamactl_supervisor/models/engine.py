@@ -126,7 +126,10 @@ class FileReceipt(EngineDocument):
 
 
 class Page(EngineDocument):
-    """A conversation in host memory. `running`: a request waits for it to be placed back."""
+    """A conversation in host memory. `running`: a request waits for it to be placed back.
+
+    A `parked` one is placed back by a change that has room for it, into `slot` if that is free.
+    """
 
     name: str
     n_tokens: int
@@ -135,6 +138,7 @@ class Page(EngineDocument):
     age_s: float = 0.0
     parked: bool = False
     running: bool = False
+    slot: int | None = None
 
 
 class SlotState(EngineDocument):
