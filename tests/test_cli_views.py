@@ -125,6 +125,26 @@ def test_a_receipt_tells_of_a_parked_slot_once_and_how_it_comes_back() -> None:
     assert said.count("slot 1") == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"from": 3}, "48 tokens, placed from slot 3"),
+        ({"from": 0}, "48 tokens, placed"),
+        ({}, "48 tokens, placed"),
+    ],
+)
+def test_a_receipt_says_which_slot_one_had_that_is_placed_in_another(
+    told: dict[str, Any], said: str
+) -> None:
+    placed = {"slot": 0, "tokens": 48, "fate": "placed"} | told
+    receipt = Receipt.model_validate(
+        {"outcome": "applied", "previous": BIG, "geometry": SMALL, "slots": [placed]}
+    )
+    view = ReceiptView(receipt)
+    assert rows_of(view.text())["slot 0"] == said
+    assert view.data()["slots"] == [placed]
+
+
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     said = text.columns(("a", "long name", "b"), [("wide cell", "1", "x"), ("", "2", "")])
     assert said.splitlines() == [

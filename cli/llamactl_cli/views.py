@@ -97,7 +97,8 @@ class ReceiptView:
         for slot in receipt.slots:
             if slot.fate == "parked":
                 continue  # told below, with the reason
-            yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}"
+            moved = "" if slot.other_slot is None else f" from slot {slot.other_slot}"
+            yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}{moved}"
         for device, n_bytes in receipt.bytes_needed.items():
             yield "needs", f"{text.size(n_bytes)} on {device}"
         would = "would be " if receipt.outcome == "planned" else ""
