@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from llamactl_supervisor.errors import ExitCode
+from llamactl_supervisor.errors import Code, ExitCode
 
 from llamactl_cli import text
 
@@ -110,10 +110,15 @@ class ReceiptView:
             yield "parked", "a reconfigure that has room for it places it back"
 
 
-def end(result: LifecycleResult | None, *, accept_loss: bool) -> None:
-    """End the command as one that failed where conversations were lost that were to be kept."""
+def end(result: LifecycleResult | None, *, accept_loss: bool = False) -> None:
+    """End the command as one that failed where conversations were lost that were to be kept.
+
+    Nobody wanted to keep them who cut the writing short (a second `--now`).
+    """
     report = None if result is None else result.carried
-    if report is not None and report.has_losses and not accept_loss:
+    if report is None or accept_loss or not report.has_losses:
+        return
+    if report.problem is None or report.problem.code != Code.SUPERSEDED:
         raise typer.Exit(ExitCode.FAILED)
 
 

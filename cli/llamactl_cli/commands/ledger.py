@@ -111,8 +111,10 @@ def _row(line: LedgerLine) -> tuple[str, ...]:
     if line.kind == "carried":
         fates = [each.fate.value for each in line.conversations]
         said = [f"{fates.count(fate)} {name}" for fate, name in CARRIED.items() if fate in fates]
+        lost = [each.what for each in line.conversations if each.fate == "lost"]
+        named = [f"{said.pop()}: {', '.join(lost)}"] if lost else []
         broken = [] if line.problem is None else [line.problem.message]
-        what = ", ".join([text.size(line.n_bytes), *said, *broken])
+        what = text.printable(", ".join([text.size(line.n_bytes), *said, *named, *broken]))
         return (at, f"carried {line.way}", by, text.seconds(line.took_s), what)
     if line.kind == "lost":
         return (at, "apply cut off", by, "", line.came_to)
