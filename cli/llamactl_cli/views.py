@@ -26,6 +26,7 @@ CARRIED: dict[str, str] = {
     "lost": "lost",
 }
 """What a person reads of each fate of a conversation, in this order."""
+SLEPT = "it slept: its slots held nothing any more, only pages are kept"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class LifecycleView:
             facts.append(f"loaded in {text.seconds(self.result.load_s)}")
         if self.result.port_closed_s is not None:
             facts.append(f"port closed for {text.seconds(self.result.port_closed_s)}")
-        return "\n".join([", ".join(facts), *_carried(self.result.carried)])
+        slept = [SLEPT] if self.result.slept else []
+        return "\n".join([", ".join(facts), *slept, *_carried(self.result.carried)])
 
     def data(self) -> dict[str, Any]:
         """Return the result as the daemon gave it."""
