@@ -378,16 +378,21 @@ def test_what_was_carried_is_told_by_name_where_it_is_not_in_its_place() -> None
         "file": "carry-3",
         "reason": "no space",
     }
+    moved = back | {"what": "slot 3", "n_tokens": 44, "place": "page carried-1"}
+    short = back | {"what": "slot 2", "place": "slot 0", "reason": "without f.mtp: it is missing"}
+    kept = back | {"what": "slot 4", "place": "carry-2", "fate": "written"}
     report = CarryReport.model_validate(
-        {"conversations": [left, back, lost], "took_s": 2.5, "n_cut": 1}
+        {"conversations": [left, back, lost, moved, short, kept], "took_s": 2.5, "n_cut": 1}
     )
     result = LifecycleResult(outcome=LifecycleOutcome.STARTED, pid=7, load_s=1.5, carried=report)
     assert LifecycleView(result).text().splitlines() == [
         "engine started, pid 7, loaded in 1.5 s",
-        "conversations: 1 brought back, 1 left in files, 1 lost "
-        "(410 tokens, 1.0 KiB in 2.5 s, 1 request cut)",
+        "conversations: 3 brought back, 1 kept in files, 1 left in files, 1 lost "
+        "(456 tokens, 1.0 KiB in 2.5 s, 1 request cut)",
         "  left in carry-1: slot 0 (400 tokens): the window is too\\nsmall",
         "  lost: slot 1 (9 tokens): no space",
+        "  slot 3 -> page carried-1 (44 tokens)",
+        "  slot 2 -> slot 0 (1 token): without f.mtp: it is missing",
     ]
     before = CarryReport(problem=Problem(code="not_supported", message="does not know /quiesce"))
     result = LifecycleResult(outcome=LifecycleOutcome.STOPPED, carried=before)

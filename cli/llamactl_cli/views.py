@@ -13,7 +13,12 @@ from llamactl_cli import text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamactl_supervisor.models import CarryReport, LifecycleResult, Receipt
+    from llamactl_supervisor.models import (
+        CarriedConversation,
+        CarryReport,
+        LifecycleResult,
+        Receipt,
+    )
 
     Rows = Iterator[tuple[str, str | None]]
 
@@ -45,7 +50,9 @@ class LifecycleView:
         if self.result.port_closed_s is not None:
             facts.append(f"port closed for {text.seconds(self.result.port_closed_s)}")
         slept = [SLEPT] if self.result.slept else []
-        return "\n".join([", ".join(facts), *slept, *_carried(self.result.carried)])
+        what, *named = carried(self.result.carried) or [""]
+        told = [f"conversations: {what}"] if what else []
+        return "\n".join([", ".join(facts), *slept, *told, *(f"  {line}" for line in named)])
 
     def data(self) -> dict[str, Any]:
         """Return the result as the daemon gave it."""
@@ -124,26 +131,32 @@ def end(result: LifecycleResult | None, *, accept_loss: bool = False) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _carried(report: CarryReport | None) -> list[str]:
-    """Return one line for all the conversations, one for each that is not where it should be."""
+def carried(report: CarryReport | None) -> list[str]:
+    """Return one line for all the conversations, then one for each that is not where it was."""
     if report is None:
         return []
+    problem = [] if report.problem is None else [text.printable(report.problem.message)]
     fates = ((fate, report.of(fate)) for fate in CARRIED)
     said = [f"{len(found)} {CARRIED[fate]}" for fate, found in fates if found]
     if not said:
-        return [] if report.problem is None else [f"conversations: {report.problem.message}"]
+        return problem
     tokens = text.count(sum(each.n_tokens for each in report.conversations), "token")
     took = f"{text.size(report.n_bytes)} in {text.seconds(report.took_s)}"
     cut = f", {text.count(report.n_cut, 'request')} cut" if report.n_cut else ""
-    lines = [f"conversations: {', '.join(said)} ({tokens}, {took}{cut})"]
-    if report.problem is not None:
-        lines.append(f"  {report.problem.message}")
-    for each in report.conversations:
-        if each.reason is not None:
-            name = f"{each.what} ({text.count(each.n_tokens, 'token')})"
-            file = "" if each.place != each.file else f" in {each.file}"
-            lines.append(f"  {each.fate}{file}: {name}: {each.reason}")
-    return [text.printable(line) for line in lines]
+    named = (line for line in map(_named, report.conversations) if line is not None)
+    return [f"{', '.join(said)} ({tokens}, {took}{cut})", *problem, *map(text.printable, named)]
+
+
+def _named(each: CarriedConversation) -> str | None:
+    """Return what became of one; None: it is where it was, or in files for the next engine."""
+    why = "" if each.reason is None else f": {each.reason}"
+    tokens = text.count(each.n_tokens, "token")
+    if each.fate == "back" and each.place != each.what:
+        return f"{each.what} -> {each.place} ({tokens}){why}"
+    if each.fate in {"back", "written"} and not why:
+        return None
+    file = "" if each.place != each.file else f" in {each.file}"
+    return f"{each.fate}{file}: {each.what} ({tokens}){why}"
 
 
 def _in_brackets(text: str) -> str:
