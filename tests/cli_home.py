@@ -124,6 +124,6 @@ def fresh_home() -> Iterator[Home]:
             yield home
         finally:
             ended = home.run("down", "--timeout", "30")
-            assert ended.code == 0, ended
+            assert ended.code in {ExitCode.OK, ExitCode.FAILED}, ended  # FAILED: it lost something
             assert remains.engine_pids(home.paths) == []
             shutil.rmtree(root)

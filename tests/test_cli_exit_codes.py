@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -266,11 +266,38 @@ def test_1_conversations_are_lost_that_nobody_gave_up(home: Home) -> None:
     home.up()
     for words, code, n_files in ((("restart",), 1, 0), (("restart", "--accept-loss"), 0, 2)):
         held = {"tokens": {"0": 50, "1": 7}, "dies_at": n_files + 2}
-        httpx.post(f"http://127.0.0.1:{home.port}/fake", json=held).raise_for_status()
+        _say(home, **held)
         ran = home.run(*words)
         assert ran.code == code, ran
         assert "1 brought back, 1 lost" in ran.out
         assert "lost: slot 1 (7 tokens)" in ran.out
+
+
+@pytest.mark.parametrize("command", ["stop", "down"])
+def test_1_a_stop_loses_conversations_that_nobody_gave_up(home: Home, command: str) -> None:
+    pid = home.up()["pid"]
+    _say(home, tokens={"0": 50}, full=True)
+    ran = home.run(command, "--json")
+    assert (ran.code, ran.result["outcome"]) == (1, "stopped")
+    (lost,) = ran.result["carried"]["conversations"]
+    assert (lost["what"], lost["fate"]) == ("slot 0", "lost")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert home.run("status").code == (3 if command == "stop" else 4)
+    assert "1 lost: slot 0\n" in home.run("ledger").out
+    assert home.run(command).code == 0, "it is told once"
+
+
+def test_0_a_stop_loses_what_was_given_up(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMACTL_CARRY_S", "600")
+    home.up("--fake-file-s", "600")
+    _say(home, tokens={"0": 50})
+    with subprocess.Popen([*COMMAND, "stop"], stdout=subprocess.PIPE, text=True) as begun:
+        until(lambda: "writing 1 of 1" in home.run("status").out)
+        second = home.run("stop", "--now")
+        assert begun.wait(30) == second.code == 0
+        assert "1 lost" in second.out
+        assert "stopped at once, without the end of: writing 1 of 1" in second.out
 
 
 def test_1_orphans_and_what_is_wrong(home: Home) -> None:
@@ -296,6 +323,11 @@ def test_130_a_wait_that_is_interrupted(home: Home, command: str) -> None:
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(30) == 130
     assert home.run("status", "--json").result["state"] == "starting"
+
+
+def _say(home: Home, **said: Any) -> None:
+    """Have the engine be like that."""
+    httpx.post(f"http://127.0.0.1:{home.port}/fake", json=said).raise_for_status()
 
 
 @contextlib.contextmanager

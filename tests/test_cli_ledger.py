@@ -83,6 +83,7 @@ def test_what_was_saved_is_an_estimate_from_the_median_load(home: Home) -> None:
         "loads": 3,
         "loads_failed": 1,
         "loads_aborted": 0,
+        "loads_timed": 3,
         "load_s": 33.0,
         "loads_avoided": 3,
         "pause_s": 1.5,
@@ -94,6 +95,28 @@ def test_what_was_saved_is_an_estimate_from_the_median_load(home: Home) -> None:
     rows = home.run("ledger", "-n", "5").rows
     assert rows["loads"] == "1, 30 s in the 5 lines shown, 1 failed"
     assert rows["avoided"] == "3, 1500.0 ms paused in the 5 lines shown"
+
+
+@pytest.mark.parametrize(
+    ("loads_s", "load_s", "said"),
+    [
+        ((None, None), None, "2 (2 not timed) in all"),
+        ((1.5, None), 1.5, "2, 1.5 s (1 not timed) in all"),
+        ((), None, "0 in all, 1 failed"),
+    ],
+)
+def test_loads_that_nobody_timed_are_in_no_sum(
+    home: Home, loads_s: tuple[float | None, ...], load_s: float | None, said: str
+) -> None:
+    load: dict[str, Any] = {"at": datetime(2026, 1, 1, tzinfo=UTC), "generation": 2, "by": "me"}
+    load |= {"cause": "wake", "model": "/m", "model_bytes": None, "n_ctx": 16384, "n_seq": 2}
+    home.paths.state.mkdir()
+    for took_s in loads_s:
+        ledger.append(home.paths.ledger_file, LoadLine(load_s=took_s, loaded=True, **load))
+    if not loads_s:
+        ledger.append(home.paths.ledger_file, LoadLine(load_s=3.0, loaded=False, **load))
+    assert home.run("ledger", "--json").result["sums"]["load_s"] == load_s
+    assert home.run("ledger").rows["loads"] == said
 
 
 def test_why_an_engine_took_the_place_of_another_is_shown(home: Home) -> None:

@@ -11,7 +11,9 @@ import psutil
 import pytest
 from cli_home import Home, fresh_home
 from llamactl_cli.holdings import SLOTS_MAX
+from llamactl_cli.views import SLEPT
 from llamactl_supervisor import procfs
+from sandbox import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,13 +66,20 @@ def test_status_lets_an_engine_sleep(home: Home) -> None:
     """The fake one dies of the question for its slots."""
     pid = home.up("--fake-asleep")["pid"]
     ran = home.run("status")
-    assert (ran.code, ran.rows["slots"]) == (0, "asleep; `llamactl slots` wakes the engine")
+    asleep = "asleep: they hold nothing now, pages stay; `llamactl slots` wakes it"
+    assert (ran.code, ran.rows["slots"]) == (0, asleep)
     assert home.run("status", "--json").result["holds"] == {
         "asleep": True,
         "slots": None,
         "pages": [],
     }
     assert procfs.identify(pid) is not None
+    for words in (("restart",), ("stop",)):
+        until(lambda: home.run("status", "--json").result["engine"]["is_sleeping"])
+        assert home.run(*words).out.splitlines()[1] == SLEPT, words
+    assert SLEPT not in home.run("stop").out
+    said = "the engine sleeps: what its slots held is gone, pages stay"
+    assert home.paths.daemon_log.read_text().count(said) == 2, "once for each engine"
 
 
 def test_status_says_that_a_stopped_engine_does_not_answer(home: Home) -> None:

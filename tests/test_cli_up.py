@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import psutil
 import pytest
 from cli_home import COMMAND, Home, fresh_home, serving
@@ -224,6 +225,24 @@ def test_down_ends_engine_and_daemon(home: Home) -> None:
     assert not runs(up["daemon_pid"])
     assert home.run("status").code == 4
     assert home.run("down").out == "engine already stopped\n"
+
+
+@pytest.mark.parametrize(("again", "head"), [("up", "carried"), ("start", "conversations:")])
+def test_each_conversation_that_comes_back_to_another_place_is_named(
+    home: Home, again: str, head: str
+) -> None:
+    home.run(*home.up_words(), "-np", "4")
+    held = {"tokens": {"0": 50, "3": 44}}
+    httpx.post(f"http://127.0.0.1:{home.port}/fake", json=held).raise_for_status()
+    home.run("stop")
+    assert home.run("apply", "-np", "1").code == 0
+    ran = home.run(again)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(head))
+    assert "2 brought back (94 tokens, " in lines[at]
+    assert lines[at + 1].strip() == "slot 3 -> page carried-1 (44 tokens)"
+    assert home.run("pages", "ls", "--json").result["pages"][0]["name"] == "carried-1"
 
 
 def test_an_engine_that_outlived_its_daemon_is_named_and_stopped(home: Home) -> None:

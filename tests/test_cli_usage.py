@@ -351,6 +351,18 @@ def test_a_runtime_directory_too_deep_for_a_socket_is_a_usage_error(
     assert ran.error["code"] == "path_too_long"
 
 
+def test_a_working_directory_that_is_gone_is_named(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = home.root / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    ran = home.run("up", "--model", "m.gguf", "--json")
+    assert (ran.code, ran.error["code"]) == (1, "working_directory_gone")
+    assert ran.error["message"].startswith("the working directory is gone")
+
+
 @pytest.mark.usefixtures("home")
 def test_an_interrupt_is_130_and_no_traceback() -> None:
     words = [*COMMAND, "wait", "--ready"]

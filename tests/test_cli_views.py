@@ -125,6 +125,26 @@ def test_a_receipt_tells_of_a_parked_slot_once_and_how_it_comes_back() -> None:
     assert said.count("slot 1") == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"from": 3}, "48 tokens, placed from slot 3"),
+        ({"from": 0}, "48 tokens, placed"),
+        ({}, "48 tokens, placed"),
+    ],
+)
+def test_a_receipt_says_which_slot_one_had_that_is_placed_in_another(
+    told: dict[str, Any], said: str
+) -> None:
+    placed = {"slot": 0, "tokens": 48, "fate": "placed"} | told
+    receipt = Receipt.model_validate(
+        {"outcome": "applied", "previous": BIG, "geometry": SMALL, "slots": [placed]}
+    )
+    view = ReceiptView(receipt)
+    assert rows_of(view.text())["slot 0"] == said
+    assert view.data()["slots"] == [placed]
+
+
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     said = text.columns(("a", "long name", "b"), [("wide cell", "1", "x"), ("", "2", "")])
     assert said.splitlines() == [
@@ -358,16 +378,21 @@ def test_what_was_carried_is_told_by_name_where_it_is_not_in_its_place() -> None
         "file": "carry-3",
         "reason": "no space",
     }
+    moved = back | {"what": "slot 3", "n_tokens": 44, "place": "page carried-1"}
+    short = back | {"what": "slot 2", "place": "slot 0", "reason": "without f.mtp: it is missing"}
+    kept = back | {"what": "slot 4", "place": "carry-2", "fate": "written"}
     report = CarryReport.model_validate(
-        {"conversations": [left, back, lost], "took_s": 2.5, "n_cut": 1}
+        {"conversations": [left, back, lost, moved, short, kept], "took_s": 2.5, "n_cut": 1}
     )
     result = LifecycleResult(outcome=LifecycleOutcome.STARTED, pid=7, load_s=1.5, carried=report)
     assert LifecycleView(result).text().splitlines() == [
         "engine started, pid 7, loaded in 1.5 s",
-        "conversations: 1 brought back, 1 left in files, 1 lost "
-        "(410 tokens, 1.0 KiB in 2.5 s, 1 request cut)",
+        "conversations: 3 brought back, 1 kept in files, 1 left in files, 1 lost "
+        "(456 tokens, 1.0 KiB in 2.5 s, 1 request cut)",
         "  left in carry-1: slot 0 (400 tokens): the window is too\\nsmall",
         "  lost: slot 1 (9 tokens): no space",
+        "  slot 3 -> page carried-1 (44 tokens)",
+        "  slot 2 -> slot 0 (1 token): without f.mtp: it is missing",
     ]
     before = CarryReport(problem=Problem(code="not_supported", message="does not know /quiesce"))
     result = LifecycleResult(outcome=LifecycleOutcome.STOPPED, carried=before)

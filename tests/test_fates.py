@@ -118,7 +118,8 @@ def test_a_live_change_keeps_parks_or_places_each() -> None:
             "slots": [
                 {"slot": 0, "tokens": 404, "fate": "resident"},
                 {"slot": 1, "tokens": 304, "fate": "parked"},
-                {"slot": 2, "tokens": 7, "fate": "placed"},
+                {"slot": 2, "tokens": 7, "fate": "placed", "from": 2},
+                {"slot": 3, "tokens": 8, "fate": "placed", "from": 5},
             ],
             "parked": [
                 {"slot": 1, "tokens_held": 304, "tokens_fit": 0, "reason": "n_seq"}
@@ -135,6 +136,7 @@ def test_a_live_change_keeps_parks_or_places_each() -> None:
     assert found == [
         ("slot 0", "stays", "stays in its slot"),
         ("parked", "stays", "goes back into slot 2"),
+        ("parked", "stays", "goes into slot 3, it had slot 5"),
         (
             *("slot 1", "parked"),
             "parked whole until a change has room for it: there is no such slot any more; "

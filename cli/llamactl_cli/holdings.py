@@ -22,11 +22,13 @@ BAR_CELLS = 20
 SLOTS_MAX = 8
 """As many slots, and as many parked ones, have a line of their own: it is one screen."""
 
+ASLEEP = "asleep: they hold nothing now, pages stay; `llamactl slots` wakes it"
+
 
 def slots(look: EngineLook, rates: Mapping[int, float] | None = None) -> Rows:
     """Yield a row for each slot and parked conversation; `rates` are tokens per second by slot."""
     if look.slots is None:
-        why = "asleep; `llamactl slots` wakes the engine" if look.asleep else "not known"
+        why = ASLEEP if look.asleep else "not known"
         yield "slots", why if look.problem is None else f"{why}: {look.problem.message}"
         return
     placed = [slot for slot in look.slots if not slot.parked]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamactl_supervisor.errors import Code, DaemonUnreachableError, ExitCode, LlamactlError, error
@@ -36,13 +37,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.fail(exc)
         return exc.exit_code
     except OSError as exc:
-        what = exc.strerror or str(exc)
-        message = what if exc.filename is None else f"{exc.filename}: {what}"
-        output.fail(error("os_error", message))
+        output.fail(_refused_by_the_system(exc))
         return ExitCode.FAILED
     except KeyboardInterrupt:
         output.fail(error("interrupted", "interrupted"))
         return ExitCode.INTERRUPTED
+
+
+def _refused_by_the_system(exc: OSError) -> LlamactlError:
+    """Return the error for what the system would not do."""
+    what = exc.strerror or str(exc)
+    if exc.filename is not None:
+        return error("os_error", f"{exc.filename}: {what}")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return error(
+            Code.WORKING_DIRECTORY_GONE,
+            "the working directory is gone, and this needs one",
+            hint="`cd` to a directory that is there",
+        )
+    return error("os_error", what)
 
 
 def program(words: list[str], output: Output) -> int:

@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from llamactl_supervisor.errors import ExitCode
+from llamactl_supervisor.errors import Code, ExitCode
 
 from llamactl_cli import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from llamactl_supervisor.models import CarryReport, LifecycleResult, Receipt
+    from llamactl_supervisor.models import (
+        CarriedConversation,
+        CarryReport,
+        LifecycleResult,
+        Receipt,
+    )
 
     Rows = Iterator[tuple[str, str | None]]
 
@@ -26,6 +31,7 @@ CARRIED: dict[str, str] = {
     "lost": "lost",
 }
 """What a person reads of each fate of a conversation, in this order."""
+SLEPT = "it slept: its slots held nothing any more, only pages are kept"
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,10 @@ class LifecycleView:
             facts.append(f"loaded in {text.seconds(self.result.load_s)}")
         if self.result.port_closed_s is not None:
             facts.append(f"port closed for {text.seconds(self.result.port_closed_s)}")
-        return "\n".join([", ".join(facts), *_carried(self.result.carried)])
+        slept = [SLEPT] if self.result.slept else []
+        what, *named = carried(self.result.carried) or [""]
+        told = [f"conversations: {what}"] if what else []
+        return "\n".join([", ".join(facts), *slept, *told, *(f"  {line}" for line in named)])
 
     def data(self) -> dict[str, Any]:
         """Return the result as the daemon gave it."""
@@ -97,7 +106,8 @@ class ReceiptView:
         for slot in receipt.slots:
             if slot.fate == "parked":
                 continue  # told below, with the reason
-            yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}"
+            moved = "" if slot.other_slot is None else f" from slot {slot.other_slot}"
+            yield f"slot {slot.slot}", f"{text.count(slot.tokens, 'token')}, {slot.fate}{moved}"
         for device, n_bytes in receipt.bytes_needed.items():
             yield "needs", f"{text.size(n_bytes)} on {device}"
         would = "would be " if receipt.outcome == "planned" else ""
@@ -109,33 +119,44 @@ class ReceiptView:
             yield "parked", "a reconfigure that has room for it places it back"
 
 
-def end(result: LifecycleResult | None, *, accept_loss: bool) -> None:
-    """End the command as one that failed where conversations were lost that were to be kept."""
+def end(result: LifecycleResult | None, *, accept_loss: bool = False) -> None:
+    """End the command as one that failed where conversations were lost that were to be kept.
+
+    Nobody wanted to keep them who cut the writing short (a second `--now`).
+    """
     report = None if result is None else result.carried
-    if report is not None and report.has_losses and not accept_loss:
+    if report is None or accept_loss or not report.has_losses:
+        return
+    if report.problem is None or report.problem.code != Code.SUPERSEDED:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _carried(report: CarryReport | None) -> list[str]:
-    """Return one line for all the conversations, one for each that is not where it should be."""
+def carried(report: CarryReport | None) -> list[str]:
+    """Return one line for all the conversations, then one for each that is not where it was."""
     if report is None:
         return []
+    problem = [] if report.problem is None else [text.printable(report.problem.message)]
     fates = ((fate, report.of(fate)) for fate in CARRIED)
     said = [f"{len(found)} {CARRIED[fate]}" for fate, found in fates if found]
     if not said:
-        return [] if report.problem is None else [f"conversations: {report.problem.message}"]
+        return problem
     tokens = text.count(sum(each.n_tokens for each in report.conversations), "token")
     took = f"{text.size(report.n_bytes)} in {text.seconds(report.took_s)}"
     cut = f", {text.count(report.n_cut, 'request')} cut" if report.n_cut else ""
-    lines = [f"conversations: {', '.join(said)} ({tokens}, {took}{cut})"]
-    if report.problem is not None:
-        lines.append(f"  {report.problem.message}")
-    for each in report.conversations:
-        if each.reason is not None:
-            name = f"{each.what} ({text.count(each.n_tokens, 'token')})"
-            file = "" if each.place != each.file else f" in {each.file}"
-            lines.append(f"  {each.fate}{file}: {name}: {each.reason}")
-    return [text.printable(line) for line in lines]
+    named = (line for line in map(_named, report.conversations) if line is not None)
+    return [f"{', '.join(said)} ({tokens}, {took}{cut})", *problem, *map(text.printable, named)]
+
+
+def _named(each: CarriedConversation) -> str | None:
+    """Return what became of one; None: it is where it was, or in files for the next engine."""
+    why = "" if each.reason is None else f": {each.reason}"
+    tokens = text.count(each.n_tokens, "token")
+    if each.fate == "back" and each.place != each.what:
+        return f"{each.what} -> {each.place} ({tokens}){why}"
+    if each.fate in {"back", "written"} and not why:
+        return None
+    file = "" if each.place != each.file else f" in {each.file}"
+    return f"{each.fate}{file}: {each.what} ({tokens}){why}"
 
 
 def _in_brackets(text: str) -> str:

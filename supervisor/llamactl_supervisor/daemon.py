@@ -293,6 +293,7 @@ class Daemon:
                 *(after.generation, after.crashes),
             )
         self._records.trouble(before, after)
+        self._records.sleep(before, after)
 
     @staticmethod
     def _not_begun(

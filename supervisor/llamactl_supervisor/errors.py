@@ -130,6 +130,7 @@ class Code(StrEnum):
     OUT_OF_RESOURCES = "out_of_resources"
     STATE_UNREADABLE = "state_unreadable"
     STATE_UNWRITABLE = "state_unwritable"
+    WORKING_DIRECTORY_GONE = "working_directory_gone"
 
 
 UNANSWERED = frozenset(
@@ -284,6 +285,7 @@ _CLASSES: dict[Code, type[LlamactlError]] = {
     Code.OUT_OF_RESOURCES: FailedError,
     Code.STATE_UNREADABLE: FailedError,
     Code.STATE_UNWRITABLE: FailedError,
+    Code.WORKING_DIRECTORY_GONE: FailedError,
 }
 
 # Where the HTTP status is finer than the class: the engine's own statuses, and a plain 404.

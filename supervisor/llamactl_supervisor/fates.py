@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from llamactl_supervisor.carry import Conversation, Place, Taker
-    from llamactl_supervisor.models import Page, ParkedSlot, PlanField, Receipt
+    from llamactl_supervisor.models import Page, ParkedSlot, PlanField, Receipt, SlotFate
     from llamactl_supervisor.spec import EngineSpec
 
 CELLS = 256
@@ -67,11 +67,7 @@ def live(receipt: Receipt, pages: Iterable[Page]) -> tuple[Fate, ...]:
     `pages` are what it holds beside its slots.
     """
     parked = {each.slot: each for each in receipt.parked}
-    slots = [
-        _placed(each.slot, each.tokens, each.fate)
-        for each in receipt.slots
-        if each.tokens and each.slot not in parked
-    ]
+    slots = [_placed(each) for each in receipt.slots if each.tokens and each.slot not in parked]
     room = receipt.geometry.n_ctx_slot
     return (*slots, *map(_parked, parked.values()), *stay(pages, room))
 
@@ -92,11 +88,13 @@ def _stays(n_tokens: int, room: int | None) -> str:
     return f"stays in memory, longer than a slot would be ({room} tokens)"
 
 
-def _placed(slot: int, n_tokens: int, fate: str) -> Fate:
-    what, said = f"slot {slot}", "stays in its slot"
-    if fate == _PLACED:
-        what, said = "parked", f"goes back into slot {slot}"
-    return Fate(what=what, n_tokens=n_tokens, outcome="stays", fate=said)
+def _placed(each: SlotFate) -> Fate:
+    what, said = f"slot {each.slot}", "stays in its slot"
+    if each.fate == _PLACED:
+        what, said = "parked", f"goes back into slot {each.slot}"
+        if each.other_slot is not None:
+            said = f"goes into slot {each.slot}, it had slot {each.other_slot}"
+    return Fate(what=what, n_tokens=each.tokens, outcome="stays", fate=said)
 
 
 def _parked(each: ParkedSlot) -> Fate:

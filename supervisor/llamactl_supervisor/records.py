@@ -84,6 +84,12 @@ class Records:
             said += f" (exit_code={ended.exit_code} signal={ended.signal})"
         log.error("generation=%d %s", after.generation, said, extra={"trouble": fields})
 
+    def sleep(self, before: Snapshot, after: Snapshot) -> None:
+        """Log that the engine has fallen asleep: whoever misses a conversation finds it here."""
+        if after.facts.work.is_sleeping and not before.facts.work.is_sleeping:
+            said = "generation=%d the engine sleeps: what its slots held is gone, pages stay"
+            log.info(said, after.generation)
+
     def ended(self, kind: OperationKind, outcome: OperationResult | Problem) -> None:
         """Count the end of an operation."""
         failed = isinstance(outcome, Problem)

@@ -159,9 +159,10 @@ class Snapshot:
     configured since and waits for the next daemon.
 
     `carry` is on the way before the TERM of STOPPING, and after the load of STARTING; `carried` is
-    what came of it, until an operation has told that. `built` is the llama-server that is run where
-    nothing names one. `closed_at` is when an engine got its TERM in
-    whose place another one has yet to listen, and `port_closed_s` how long that took, until told.
+    what came of it, until an operation has told that; `slept`: of an engine that was
+    asleep. `built` is the llama-server that is run where nothing names one. `closed_at` is when an
+    engine got its TERM in whose place another one has yet to listen, and `port_closed_s` how long
+    that took, until told.
     """
 
     seed: UUID
@@ -204,6 +205,7 @@ class Snapshot:
     dropped: Override | None = None
     carry: Carry | None = None
     carried: CarryReport | None = None
+    slept: bool = False
     closed_at: float | None = None
     port_closed_s: float | None = None
     change_by: str | None = None
@@ -364,7 +366,8 @@ def wind_down(
     serves = snapshot.state in SERVING or served(snapshot)
     if not carries or not serves or snapshot.process is None:
         return stop(snapshot, after, now)
-    stopping = replace(snapshot, state=EngineState.STOPPING, after=after, carried=None)
+    slept = bool(snapshot.facts.work.is_sleeping)
+    stopping = replace(snapshot, state=EngineState.STOPPING, after=after, carried=None, slept=slept)
     return write_out(stopping, now, may_lose=may_lose, waits=waits)
 
 
@@ -417,7 +420,8 @@ def apply_cause(snapshot: Snapshot) -> ev.LoadCause:
 def stopped(snapshot: Snapshot, operation: str, outcome: LifecycleOutcome) -> ev.Finish | ev.Fail:
     """End a stop or a down. It is no success while an engine lives that may be ours."""
     if not snapshot.unproven:
-        return ev.Finish(operation, LifecycleResult(outcome=outcome, carried=snapshot.carried))
+        result = LifecycleResult(outcome=outcome, carried=snapshot.carried, slept=snapshot.slept)
+        return ev.Finish(operation, result)
     pids = [each.engine.pid for each in snapshot.unproven]
     named = ", ".join(map(str, pids))
     problem = Problem(
@@ -529,4 +533,5 @@ def rest(snapshot: Snapshot) -> Snapshot:
         problem=None,
         carry=None,
         carried=None,
+        slept=False,
     )

@@ -392,6 +392,7 @@ def _ready(snapshot: Snapshot, event: ev.Healthy, process: ev.EngineProcess, now
         load_s=load_s,
         port_closed_s=snapshot.port_closed_s,
         carried=snapshot.carried,
+        slept=snapshot.slept,
     )
     finished = tuple(
         ev.Finish(name, apply.result(snapshot, name, result)) for name in snapshot.waiting
@@ -408,6 +409,7 @@ def _ready(snapshot: Snapshot, event: ev.Healthy, process: ev.EngineProcess, now
         deadline=now + snapshot.settings.settle_s,
         carry=None,
         carried=None,
+        slept=False,
         port_closed_s=None,
     )
     # Whatever its daemon before had begun with it, a load that it has not recorded included.
@@ -513,7 +515,7 @@ def _gone(
     snapshot, problem = _ended_for(snapshot, problem)
     retry = False if final else None
     if record is not None:
-        snapshot = carrying.taken_along(snapshot, problem, served=served)
+        snapshot = replace(carrying.taken_along(snapshot, problem, served=served), slept=False)
         lost.append(facts.crash(snapshot, record, problem))
     if snapshot.is_run:
         over, ending = owner.exited(snapshot, record, problem, now)

@@ -9,7 +9,7 @@ import typer
 from llamactl_cli import waiting
 from llamactl_cli.connect import connect
 from llamactl_cli.options import Timeout
-from llamactl_cli.views import LifecycleView
+from llamactl_cli.views import LifecycleView, end
 
 if TYPE_CHECKING:
     from llamactl_supervisor.client import Client
@@ -33,8 +33,9 @@ def down(
     """Stop the engine, then the daemon.
 
     Returns when both are gone. Where no daemon runs this is done already (exit 0), unless an
-    engine outlived its daemon: that one is adopted and stopped. Exit 5: an engine that may be ours
-    and is not proven it lives on.
+    engine outlived its daemon: that one is adopted and stopped. Exit 1: both are gone, and so is a
+    conversation that nobody gave up. Exit 5: an engine that may be ours and is not proven it lives
+    on.
     """
     from llamactl_supervisor import locks, remains
     from llamactl_supervisor.errors import Code, DaemonUnreachableError, error
@@ -64,6 +65,7 @@ def down(
             else:
                 result = LifecycleResult(outcome=LifecycleOutcome.ALREADY_STOPPED)
     output.emit(LifecycleView(result))
+    end(result)
 
 
 def _stop(client: Client, output: Output, timeout_s: float | None, *, now: bool) -> LifecycleResult:

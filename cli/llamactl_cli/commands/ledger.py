@@ -53,8 +53,9 @@ class LedgerView:
     def sums(self) -> dict[str, Any]:
         """Return the sums over the lines shown.
 
+        `load_s` is over the `loads_timed`: nobody saw how long the others took. None without one.
         `saved_s` is an estimate: each load avoided would have taken as long as the median load
-        did, and the prefill of what was held is not even counted. None where nothing was loaded.
+        did, and the prefill of what was held is not even counted. None where no load was timed.
         """
         loads = [line for line in self.ledger.lines if line.kind == "load"]
         avoided = [line for line in self.ledger.lines if line.kind == "avoided"]
@@ -65,7 +66,8 @@ class LedgerView:
             "loads": len(done),
             "loads_failed": sum(not (line.loaded or line.aborted) for line in loads),
             "loads_aborted": sum(line.aborted for line in loads),
-            "load_s": round(sum(took), 3),
+            "loads_timed": len(took),
+            "load_s": round(sum(took), 3) if took else None,
             "loads_avoided": len(avoided),
             "pause_s": round(pauses_s, 6),
             "saved_s": round(len(avoided) * median(took) - pauses_s, 3) if took else None,
@@ -86,7 +88,7 @@ class LedgerView:
             saved = f"about {text.seconds(max(0.0, sums['saved_s']))}"
             saved += " (estimate: each as long as the median load here; prefill not counted)"
         return [
-            ("loads", f"{sums['loads']}, {text.seconds(sums['load_s'])} {self.over}{failed}"),
+            ("loads", f"{sums['loads']}{_took(sums)} {self.over}{failed}"),
             (
                 "avoided",
                 f"{sums['loads_avoided']}, {sums['pause_s'] * 1000:.1f} ms paused {self.over}",
@@ -102,6 +104,13 @@ class LedgerView:
         return f"{text.count(number, 'line')} of the file that make no sense" if number else None
 
 
+def _took(sums: dict[str, Any]) -> str:
+    """Return how long the loads took that were timed; those that were not say so."""
+    timed, n_unseen = sums["loads_timed"], sums["loads"] - sums["loads_timed"]
+    seconds = f", {text.seconds(sums['load_s'])}" if timed else ""
+    return f"{seconds} ({n_unseen} not timed)" if n_unseen else seconds
+
+
 def _row(line: LedgerLine) -> tuple[str, ...]:
     at = f"{line.at.astimezone():%m-%d %H:%M:%S}"
     by = text.middle(re.sub(r"^(tcp .*) port [0-9]+$", r"\1", line.by), BY_COLUMNS)
@@ -111,8 +120,10 @@ def _row(line: LedgerLine) -> tuple[str, ...]:
     if line.kind == "carried":
         fates = [each.fate.value for each in line.conversations]
         said = [f"{fates.count(fate)} {name}" for fate, name in CARRIED.items() if fate in fates]
+        lost = [each.what for each in line.conversations if each.fate == "lost"]
+        named = [f"{said.pop()}: {', '.join(lost)}"] if lost else []
         broken = [] if line.problem is None else [line.problem.message]
-        what = ", ".join([text.size(line.n_bytes), *said, *broken])
+        what = text.printable(", ".join([text.size(line.n_bytes), *said, *named, *broken]))
         return (at, f"carried {line.way}", by, text.seconds(line.took_s), what)
     if line.kind == "lost":
         return (at, "apply cut off", by, "", line.came_to)

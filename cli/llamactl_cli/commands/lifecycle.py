@@ -47,9 +47,11 @@ def stop(
     them back. One that lingers for the next `llamactl run` is stopped at once; one that has an
     owner only with --now, else that is refused (exit 5). While it is being stopped, `stop --now`
     ends the wait for requests, and another the wait for conversations: what is in no file by then
-    is lost, and named.
+    is lost, and named. A conversation that is lost otherwise makes it exit 1; the engine is stopped
+    all the same.
     """
-    _run(ctx.obj, lambda client: client.stop(now=now), "stopping the engine", timeout)
+    result = _run(ctx.obj, lambda client: client.stop(now=now), "stopping the engine", timeout)
+    end(result)
 
 
 def restart(

@@ -29,6 +29,7 @@ from llamactl_cli.options import (
     total_tokens,
 )
 from llamactl_cli.provide import Provider, given_engine, given_model
+from llamactl_cli.views import carried
 
 if TYPE_CHECKING:
     from llamactl_supervisor.client import Client
@@ -76,6 +77,10 @@ class UpView:
             ("usable", None if geometry is None else text.usable(geometry)),
             ("drift", drift.drift(self.status)),
             ("daemon", daemon),
+            *(
+                ("" if n else "carried", line)
+                for n, line in enumerate(carried(self.result.carried))
+            ),
             ("done", "; ".join(self.steps) or None),
             ("took", text.seconds(self.total_s)),
             *(("next" if n == 0 else "", command) for n, command in enumerate(NEXT)),

@@ -24,11 +24,17 @@ class Geometry(EngineDocument):
 
 
 class SlotFate(EngineDocument):
-    """What became of one slot's conversation."""
+    """What became of one slot's conversation; of one that was placed, `from` is the slot it had."""
 
     slot: int
     tokens: int = 0
     fate: str = ""
+
+    @property
+    def other_slot(self) -> int | None:
+        """The slot that it had before it was parked, where it is in another one now."""
+        home = (self.model_extra or {}).get("from")
+        return home if isinstance(home, int) and home != self.slot else None
 
 
 class ParkedSlot(EngineDocument):

@@ -104,6 +104,7 @@ class LifecycleResult(Wire):
     `carried`: what became of the conversations that the engine held, or that files held for it;
     null where there were none. `port_closed_s`: for how long nobody listened on the engine's port
     between an engine and the next, from the TERM of the one to the first answer of the other.
+    `slept`: the engine that was ended was asleep, so that its slots held nothing.
     """
 
     outcome: LifecycleOutcome
@@ -111,6 +112,7 @@ class LifecycleResult(Wire):
     load_s: float | None = None
     port_closed_s: float | None = None
     carried: CarryReport | None = None
+    slept: bool = False
 
 
 class ApplyResult(Wire):
