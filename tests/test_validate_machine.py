@@ -29,6 +29,8 @@ from sandbox import FAKE_ENGINE, WITHIN_S, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tiny_models import TinyModels
+
 STARTER = """
 import os, subprocess, sys, time
 child = subprocess.Popen([*sys.argv[1:3], "-m", sys.argv[3], str(os.getpid()), *sys.argv[4:]])
@@ -144,6 +146,21 @@ def test_an_engine_that_outlived_its_warden_ends_with_its_place(home: Home) -> N
     age(place)
     assert place in sweep(place.parent)
     assert all(map(is_gone, others))
+
+
+def test_what_a_model_takes_too_little_for_is_skipped_and_proves_nothing(
+    home: Home, engine_path: Path, tiny: TinyModels
+) -> None:
+    """The tiny model takes 256 tokens in a slot; a change that makes no sense wants none."""
+    words = ("validate", "--engine", str(engine_path), "--model", str(tiny.model("llama-dense")))
+    why = "the model takes 256 tokens in a slot, not 500"
+    some = home.run(*words, "-s", "refusals.nonsense", "-s", "pages.parked", "--json")
+    said = json.loads(some.out)
+    found = [(row["verdict"], row["why"]) for row in said["scenarios"]]
+    assert (some.code, found) == (0, [("skipped", why), ("passed", None)])
+    none = home.run(*words, "-s", "pages.parked", "-s", "supervision.restart")
+    assert none.code == 2
+    assert f"skipped: nothing was shown ({why}), 0 failed, 2 skipped in " in none.out
 
 
 # What is left

@@ -27,7 +27,6 @@ from llamactl_bench.asking import (
     gaps_ms,
     milliseconds,
     prompt_of,
-    room_for,
     stop,
     vocabulary,
     written_ms,
@@ -192,7 +191,7 @@ def _pages(cell: Cell, subject: Subject, found: _Found, told: Callable[[str], No
         engine(subject.program, subject.model, *geometry) as ours,
         engine(subject.baseline, subject.model, *geometry) as theirs,
     ):
-        room_for(ours, cell.n_tokens)
+        ours.room_for(cell.n_tokens)
         n_vocab = vocabulary(ours)
         prompt = prompt_of(cell.n_tokens, 1, n_vocab)
         short = prompt_of(16, 7, n_vocab)
@@ -288,7 +287,7 @@ def _speed(cell: Cell, subject: Subject, found: _Found, told: Callable[[str], No
         engine(subject.program, subject.model, *geometry) as ours,
         engine(subject.baseline, subject.model, *geometry) as theirs,
     ):
-        room_for(ours, cell.n_tokens + grid.SPEED_ANSWER)
+        ours.room_for(cell.n_tokens + grid.SPEED_ANSWER)
         n_vocab = vocabulary(ours)
         for live in (ours, theirs):
             complete(live, 0, prompt_of(WARM_TOKENS, 9, n_vocab), WARM_ANSWER)
@@ -316,7 +315,7 @@ _MEASURES = {
 
 def _filled(live: Engine, cell: Cell, told: Callable[[str], None]) -> list[list[int]]:
     """Have every slot of the cell hold its conversation; return them."""
-    room_for(live, cell.per_slot)
+    live.room_for(cell.per_slot)
     told(f"reads {cell.n_tokens} tokens")
     n_vocab = vocabulary(live)
     prompts = [prompt_of(cell.per_slot, seed, n_vocab) for seed in range(1, cell.n_seq + 1)]

@@ -43,6 +43,11 @@ class Report:
         return Verdict.NOT_REPRODUCIBLE if found[Verdict.NOT_REPRODUCIBLE] else Verdict.SKIPPED
 
     @property
+    def shows_nothing(self) -> bool:
+        """Whether every scenario was skipped: that proves nothing."""
+        return self.verdict is Verdict.SKIPPED
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many scenarios have each verdict."""
         return {each.value: sum(row.verdict is each for row in self.rows) for each in Verdict}

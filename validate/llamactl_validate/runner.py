@@ -63,7 +63,7 @@ def _row(
     scale: Scale,
     told: Callable[[Scenario, str], None],
 ) -> Row:
-    trial = Trial(engines, scale, lambda step: told(scenario, step))
+    trial = Trial(engines, scale, lambda step: told(scenario, step), scenario.slot_tokens)
     began = time.monotonic()
     verdict, why = _judged(scenario.run, trial)
     if verdict is Verdict.NOT_REPRODUCIBLE and scenario.instead is not None:

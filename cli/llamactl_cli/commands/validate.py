@@ -62,6 +62,9 @@ class ReportView:
     def _line(self) -> str:
         counts = self.report.counts
         told = [f"{n} {verdict}" for verdict, n in counts.items() if n or verdict == "failed"]
+        if self.report.shows_nothing:
+            why = "; ".join(dict.fromkeys(row.why for row in self.report.rows))
+            told.insert(0, f"nothing was shown ({text.printable(why)})")
         took = text.seconds(self.report.took_s)
         return f"{self.report.verdict}: {', '.join(told)} in {took}, on {self.report.model}"
 
