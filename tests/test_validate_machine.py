@@ -356,7 +356,8 @@ def test_an_interrupt_leaves_the_report_of_what_had_ended(
     def passes(trial: Trial) -> None:
         trial.measure("answers", 3)
 
-    def interrupted(_: Trial) -> None:
+    def interrupted(trial: Trial) -> None:
+        trial.now("the second step")
         os.kill(os.getpid(), signal.SIGINT)
         until(lambda: False)
 
@@ -370,12 +371,35 @@ def test_an_interrupt_leaves_the_report_of_what_had_ended(
     assert (ran.code, json.loads(ran.err)["error"]["code"]) == (130, "interrupted")
     said = json.loads(ran.out)
     assert said["verdict"] == "interrupted"
-    verdicts = [row["verdict"] for row in said["scenarios"]]
-    assert verdicts == ["passed", "interrupted", "interrupted"]
+    found = [(row["verdict"], row["why"]) for row in said["scenarios"]]
+    cut = ("interrupted", "the second step")
+    assert found == [("passed", None), cut, ("interrupted", None)]
     assert 'tests="3"' in junit.read_text()
     shown = home.run(*validate(home, "--yes"))
     assert shown.code == 130
     assert "interrupted: 1 passed, 0 failed, 2 interrupted in " in shown.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_alone_ends_it_at_once_and_leaves_a_report(
+    home: Home, engine_path: Path, model_path: Path, number: signal.Signals
+) -> None:
+    """Its engine has not heard the signal, and is in the middle of long answers."""
+    junit, place = home.root / "report.xml", home.root / "t"
+    place.mkdir()
+    words = [*COMMAND, "validate", "--engine", str(engine_path), "--model", str(model_path)]
+    words += ["-s", "identity.greedy", "-s", "pages.parked", "--junit", str(junit), "--json"]
+    env, pipe = os.environ | {"TMPDIR": str(place)}, subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, env=env) as process:
+        until(lambda: [*place.glob(f"{PREFIX}*/engine.sock")])
+        process.send_signal(number)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 128 + number, err
+    assert json.loads(err)["error"]["code"] == "interrupted"
+    assert json.loads(out)["verdict"] == "interrupted"
+    assert 'tests="2"' in junit.read_text()
+    assert [*place.glob(f"{PREFIX}*")] == []
 
 
 def test_the_scenarios_are_listed_without_an_engine(home: Home) -> None:

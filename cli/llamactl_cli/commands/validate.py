@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import typer
 from llamactl_supervisor.errors import ExitCode
 
 from llamactl_cli import text
+from llamactl_cli.interrupts import interruptible
 from llamactl_cli.options import Engine, Model
 from llamactl_cli.provide import provided
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from llamactl_validate.runner import Row
     from llamactl_validate.scenario import Engines, Scale, Scenario
 
+    from llamactl_cli.interrupts import Heard
     from llamactl_cli.output import Output
 
 STEP_COLUMNS = 48
@@ -129,9 +131,10 @@ def validate(
     first to go when memory is short, and end with this command. What runs is not touched. Without
     --model and --engine those of the configuration, else SmolLM2 135M and the engine that
     `llamactl build` makes. Exit 0: passed; 1: something failed; 2: not run, for it does not fit,
-    or nothing could be shown; 130: interrupted, and what was found until then is reported.
+    or nothing could be shown; 130, 143, 129: interrupted by Ctrl-C, SIGTERM or SIGHUP, and what was
+    found until then is reported.
     """
-    from llamactl_validate import preflight
+    from llamactl_validate import preflight, running
     from llamactl_validate.scenario import Engines, Scale
     from llamactl_validate.suites import scenarios
     from llamactl_validate.workplace import sweep
@@ -144,7 +147,8 @@ def validate(
     if junit is not None and (junit.is_dir() or not os.access(junit.absolute().parent, os.W_OK)):
         raise typer.BadParameter(f"{junit} cannot be written", param_hint="--junit")
     if attach is not None:
-        _finish(output, _look(output, attach, api_key_file), junit)
+        with interruptible(running.end_all) as heard:
+            _finish(output, _look(output, attach, api_key_file), junit, heard)
         return
     program, weights = provided(output, engine, model)
     scale = Scale.FULL if full else Scale.QUICK
@@ -154,9 +158,10 @@ def validate(
         plan.refuse()
     for path in sweep():
         output.say(f"removed {path}, which a killed run left behind")
-    engines = Engines(program, weights)
-    report = _run(output, chosen, engines, scale, str(weights), plan)
-    _finish(output, report, junit)
+    with interruptible(running.end_all) as heard:
+        engines = Engines(program, weights)
+        report = _run(output, chosen, engines, scale, str(weights), plan)
+        _finish(output, report, junit, heard)
 
 
 def _run(
@@ -173,17 +178,16 @@ def _run(
 
     began = time.monotonic()
     rows: list[Row] = []
-    try:
-        with (
-            _progress(output, len(chosen)) as progress,
-            closing(runner.run(chosen, engines, scale, progress.step)) as ended,
-        ):
-            for row in ended:
-                rows.append(row)
-                progress.ended(row)
-    except KeyboardInterrupt:
-        left = chosen[len(rows) :]
-        rows += [runner.Row(each, runner.Verdict.INTERRUPTED, "", (), 0.0) for each in left]
+    with (
+        suppress(KeyboardInterrupt),
+        _progress(output, len(chosen)) as progress,
+        closing(runner.run(chosen, engines, scale, progress.step)) as ended,
+    ):
+        for row in ended:
+            rows.append(row)
+            progress.ended(row)
+    left = chosen[len(rows) :]
+    rows += [runner.Row(each, runner.Verdict.INTERRUPTED, "", (), 0.0) for each in left]
     took_s = time.monotonic() - began
     return Report(what, str(engines.program), scale, tuple(rows), took_s, plan)
 
@@ -200,7 +204,7 @@ def _look(output: Output, where: str, key_file: Path | None) -> Report:
         return _run(output, running.scenarios(), none, Scale.QUICK, where)
 
 
-def _finish(output: Output, report: Report, junit: Path | None) -> None:
+def _finish(output: Output, report: Report, junit: Path | None, heard: Heard) -> None:
     """Write the report; exit with its verdict."""
     from llamactl_validate.runner import Verdict
 
@@ -211,8 +215,7 @@ def _finish(output: Output, report: Report, junit: Path | None) -> None:
         except OSError as exc:
             output.say(f"{junit} could not be written: {exc.strerror}")
             raise typer.Exit(ExitCode.FAILED) from exc
-    if report.verdict is Verdict.INTERRUPTED:
-        raise typer.Exit(ExitCode.INTERRUPTED)
+    heard.leave()
     if report.verdict is Verdict.FAILED:
         raise typer.Exit(ExitCode.FAILED)
     if report.verdict is not Verdict.PASSED:
