@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import gguf
 import pytest
-from cli_home import Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home
 from llamactl_bench import plots
-from sandbox import FAKE_ENGINE
+from llamactl_validate.workplace import PREFIX
+from sandbox import FAKE_ENGINE, WITHIN_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +102,37 @@ def test_an_engine_that_does_not_start_fails_each_cell_and_is_tried_again(home: 
     assert (ran.code, said["cells_left"]) == (1, 0)
     assert all(each["failed"] for each in said["cells"])
     assert home.run(*words, "--resume").code == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_report_of_what_was_measured_and_nothing_else(
+    home: Home, engine_path: Path, long_model: Path, number: signal.Signals
+) -> None:
+    """To the command alone, twice, while a relaunch has two engines."""
+    place = home.root / "t"
+    place.mkdir()
+    words = ["bench", "--engine", str(engine_path), "--model", str(long_model), "--quick"]
+    words += ["-t", "reconfigure", "-t", "relaunch"]
+    env, pipe = os.environ | {"TMPDIR": str(place)}, subprocess.PIPE
+    command = [*COMMAND, *words, "--json"]
+    cells = home.paths.cache / "bench" / "cells.jsonl"
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=env) as process:
+        until(lambda: cells.is_file() and cells.read_bytes())
+        until(lambda: len([*place.glob(f"{PREFIX}*/engine.sock")]) == 2)
+        process.send_signal(number)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 128 + number, err
+    assert json.loads(err)["error"]["code"] == "interrupted"
+    said = json.loads(out)
+    n_there = len(said["cells"])
+    assert said["interrupted"]
+    assert not any(each["failed"] for each in said["cells"])
+    assert (said["cells_left"], n_there) == (said["cells_wanted"] - n_there, n_there)
+    assert n_there >= 1
+    assert [*place.iterdir()] == []
+    shown = home.run(*words, "--resume", "--budget", "1s")
+    assert f"{n_there} cells measured before" in shown.err.replace("1 cell ", "1 cells ")
 
 
 def test_a_run_measures_keeps_and_goes_on(

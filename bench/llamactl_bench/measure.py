@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -110,8 +110,8 @@ def _relaunch(cell: Cell, subject: Subject, found: _Found, told: Callable[[str],
         with engine(subject.program, subject.model, *grid.away(cell)) as ours:
             prompts = _filled(ours, cell, told)
             _changed(ours, (cell.n_ctx, cell.n_seq))
-            relaunched = _Relaunched(cell, subject, files, prompts)
-            try:
+            with closing(_Relaunched(cell, subject, files, prompts)) as relaunched:
+                relaunched.start()
                 for number in range(cell.rounds):
                     told(f"round {number + 1} of {cell.rounds}")
                     turns: list[Callable[[_Found], None]] = [
@@ -120,8 +120,6 @@ def _relaunch(cell: Cell, subject: Subject, found: _Found, told: Callable[[str],
                     ]
                     for turn in turns if number % 2 else reversed(turns):
                         turn(found)
-            finally:
-                relaunched.close()
             _nothing_lost(ours, prompts)
     finally:
         files.close()
@@ -137,8 +135,11 @@ class _Relaunched:
         self._options = ("--slot-save-path", str(files.slot_files))
         self._n_seq = cell.n_seq
         self._open = ExitStack()
+
+    def start(self) -> None:
+        """Have it hold the conversations for the first time."""
         self._live = self._started()
-        converse(self._live, prompts)
+        converse(self._live, self._prompts)
 
     def round(self, found: _Found) -> None:
         """Relaunch with the slots in files, then with another number of slots, which cannot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 from llamactl_supervisor.errors import ExitCode
 
 from llamactl_cli import text
+from llamactl_cli.interrupts import interruptible
 from llamactl_cli.moments import span
 from llamactl_cli.options import Engine, Model
 from llamactl_cli.provide import Provider, given_engine, provided
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llamactl_bench.record import Record
     from llamactl_bench.report import Report
 
+    from llamactl_cli.interrupts import Heard
     from llamactl_cli.output import Output
 
 UNPATCHED = "unpatched"
@@ -122,12 +124,13 @@ def bench(
     that a busy machine disturbs the numbers, and is disturbed; the report says where it did. Each
     finished cell is kept until it is measured anew, whatever else is measured: what an interrupt or
     the budget cut off is measured by --resume. Exit 0: measured; 1: a cell failed; 2: not run, for
-    it does not fit; 5: another one is measuring.
+    it does not fit; 5: another one is measuring; 130, 143, 129: interrupted by Ctrl-C, SIGTERM or
+    SIGHUP, and what was measured until then is reported.
     """
-    from llamactl_bench import grid, machine, record, room
+    from llamactl_bench import grid
     from llamactl_bench import plots as drawing
     from llamactl_bench.measure import Subject
-    from llamactl_supervisor.config import load_paths
+    from llamactl_validate import running
 
     output: Output = ctx.obj
     cells = grid.cells(quick=quick, speed=baseline is not None, tables=_tables(table or []))
@@ -139,6 +142,26 @@ def bench(
         _writable(plots)
     program, weights = provided(output, engine, model)
     subject = Subject(program, _baseline(output, baseline, program), weights)
+    with interruptible(running.end_all) as heard:
+        outcomes = _outcomes(output, cells, subject, budget, resume=resume, yes=yes)
+        report = _report(subject, _against(baseline), outcomes, cells, interrupted=heard.code != 0)
+        _finish(output, report, plots, as_markdown, heard)
+
+
+def _outcomes(
+    output: Output,
+    cells: Sequence[Cell],
+    subject: Subject,
+    budget: timedelta,
+    *,
+    resume: bool,
+    yes: bool,
+) -> list[Outcome]:
+    """Return what was found in the cells, now or before; an interrupt leaves the rest out."""
+    from llamactl_bench import grid, machine, record, room
+    from llamactl_supervisor.config import load_paths
+
+    program, weights = subject.program, subject.model
     here = machine.look()
     speed = grid.Speed.of(weights.stat().st_size, here.cores)
     programs = {"engine": program, "baseline": subject.baseline}
@@ -173,7 +196,7 @@ def bench(
         if kept.n_lost:
             lost = text.count(kept.n_lost, "cell")
             output.say(f"{path}: {lost} could not be kept for --resume: {kept.why_lost}")
-    _finish(output, _report(subject, _against(baseline), outcomes, cells), plots, as_markdown)
+    return outcomes
 
 
 def _run(
@@ -197,7 +220,7 @@ def _run(
         if redrawn:
             news(f"{cell}: {now}")
 
-    with output.activity("starts") as news:
+    with suppress(KeyboardInterrupt), output.activity("starts") as news:
         spent = grid.Budget(budget.total_seconds())
         for outcome in runner.run(cells, subject, kept, speed, spent, here, step):
             outcomes.append(outcome)
@@ -207,7 +230,12 @@ def _run(
 
 
 def _report(
-    subject: Subject, against: str, outcomes: Sequence[Outcome], cells: Sequence[Cell]
+    subject: Subject,
+    against: str,
+    outcomes: Sequence[Outcome],
+    cells: Sequence[Cell],
+    *,
+    interrupted: bool,
 ) -> Report:
     from llamactl_bench.report import Report
 
@@ -219,20 +247,24 @@ def _report(
         outcomes=tuple(outcomes),
         n_cells=len(cells),
         took_s=sum(each.took_s for each in outcomes),
+        interrupted=interrupted,
     )
 
 
-def _finish(output: Output, report: Report, plots: Path | None, as_markdown: bool) -> None:
+def _finish(
+    output: Output, report: Report, plots: Path | None, as_markdown: bool, heard: Heard
+) -> None:
     """Write the report; fail where a cell has."""
     from llamactl_bench import plots as drawing
 
     if plots is not None:
         for path in drawing.write(plots, report.outcomes, report.against):
             output.say(f"wrote {path}")
-    if report.n_left:
+    if report.n_left and not report.interrupted:
         left = text.count(report.n_left, "cell")
         output.say(f"{left} left out for the budget: the same words with --resume go on")
     output.emit(ReportView(report, as_markdown))
+    heard.leave()
     if report.failed:
         raise typer.Exit(ExitCode.FAILED)
 
