@@ -61,6 +61,8 @@ def test_the_grid_is_listed_without_an_engine(home: Home) -> None:
     ("words", "said"),
     [
         (("--table", "chairs"), "there is no table 'chairs'; there are reconfigure, relaunch,"),
+        (("--table", "speed"), "--table speed: compares two engines: name the other one with"),
+        (("--baseline", "/bin/true"), "/bin/true is no llama-server: it does not say its version"),
         (("--budget", "soon"), "must be a time span (90s, 20m, 2h), not 'soon'"),
         (("--budget", "0m"), "must be a time span"),
         (("--engine", "/nowhere/llama-server"), "/nowhere/llama-server is not a program"),
@@ -80,6 +82,33 @@ def test_a_baseline_is_a_program(home: Home) -> None:
     ran = home.run(*bench(home, "--baseline", "/nowhere/llama-server"))
     assert (ran.code, ran.out) == (2, "")
     assert "/nowhere/llama-server is not a program" in ran.err
+
+
+def test_a_model_that_no_engine_loads_is_not_run(home: Home, engine_path: Path) -> None:
+    home.model.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 16)
+    words = ("bench", "--engine", str(engine_path), "--model", str(home.model), "--json")
+    for ran in (home.run(*words), home.run(*words, "--yes")):
+        assert (ran.code, ran.error["code"]) == (2, "engine_spawn_failed")
+        assert ran.error["message"].startswith("not run: the engine would not load this: ")
+
+
+@pytest.mark.parametrize(
+    ("budget", "why", "help_"),
+    [
+        ("1s", "1 cell left out for the budget", "give it more time with --budget"),
+        ("20m", "1 cell skipped", "the report says what each lacks: memory, or a model that takes"),
+    ],
+)
+def test_to_have_measured_nothing_is_no_success(
+    home: Home, engine_path: Path, tiny: TinyModels, budget: str, why: str, help_: str
+) -> None:
+    """The cell wants more than the 256 tokens that the model takes in a slot."""
+    words = ("bench", "--engine", str(engine_path), "--model", str(tiny.model("llama-dense")))
+    ran = home.run(*words, "--quick", "-t", "pages", "--budget", budget, "--json")
+    error, said = json.loads(ran.err)["error"], json.loads(ran.out)
+    assert (ran.code, error["code"], said["trusted"]) == (1, "nothing_measured", False)
+    assert error["message"] == f"nothing was measured: {why}"
+    assert error["hint"].startswith(help_)
 
 
 def test_plots_are_refused_first_where_the_library_is_missing(home: Home) -> None:
@@ -164,7 +193,8 @@ def test_a_run_measures_keeps_and_goes_on(
     assert len(list((tmp_path / "plots").glob("*.svg"))) == 3
     anew = home.run(*words, "--budget", "1s")
     assert f"{len(said['cells'])} cells measured before: kept until measured anew" in anew.err
-    shown = home.run(*words, "--resume", "--markdown")
+    assert (anew.code, "nothing was measured" in anew.err) == (1, True)
+    shown = home.run(*words, "--resume", "--markdown", "--budget", "1s")
     assert shown.code == 0
     assert shown.out.count("### ") == 4
     assert "to measure" not in shown.err

@@ -37,6 +37,11 @@ class Report:
         return self.n_cells - len(self.outcomes)
 
     @property
+    def measured(self) -> list[Outcome]:
+        """Those with numbers."""
+        return [each for each in self.outcomes if each.samples]
+
+    @property
     def failed(self) -> list[Outcome]:
         """Those that could not be measured to their end."""
         return [each for each in self.outcomes if each.failed]
@@ -87,7 +92,7 @@ class Report:
             "model": self.model,
             "engine": self.engine,
             "baseline": self.baseline,
-            "trusted": not self.doubts,
+            "trusted": bool(self.measured) and not self.doubts,
             "doubts": self.doubts,
             "interrupted": self.interrupted,
             "cells_wanted": self.n_cells,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from llamactl_supervisor.errors import ExitCode
+from llamactl_supervisor.errors import ExitCode, FailedError
 
-from llamactl_cli import text
+from llamactl_cli import text, versions
 from llamactl_cli.interrupts import interruptible
 from llamactl_cli.moments import span
 from llamactl_cli.options import Engine, Model
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 UNPATCHED = "unpatched"
 BUDGET = "20m"
+NOTHING_MEASURED = "nothing_measured"
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,23 @@ def bench(
     go when memory is short, gone with the command. They compute as urgently as anything else, so
     that a busy machine disturbs the numbers, and is disturbed; the report says where it did. Each
     finished cell is kept until it is measured anew, whatever else is measured: what an interrupt or
-    the budget cut off is measured by --resume. Exit 0: measured; 1: a cell failed; 2: not run, for
-    it does not fit; 5: another one is measuring; 130, 143, 129: interrupted by Ctrl-C, SIGTERM or
-    SIGHUP, and what was measured until then is reported.
+    the budget cut off is measured by --resume. Exit 0: measured, now or before; 1: a cell failed,
+    or there is no number at all; 2: not run, for it does not fit or makes no sense; 5: another one
+    is measuring; 130, 143, 129: interrupted by Ctrl-C, SIGTERM or SIGHUP, and what was measured
+    until then is reported.
     """
     from llamactl_bench import grid
     from llamactl_bench import plots as drawing
+    from llamactl_bench.cell import Table
     from llamactl_bench.measure import Subject
     from llamactl_validate import running
 
     output: Output = ctx.obj
+    if baseline not in (None, UNPATCHED):
+        _given_baseline(Path(baseline))
+    if baseline is None and Table.SPEED in _tables(table or []):
+        message = "compares two engines: name the other one with --baseline"
+        raise typer.BadParameter(message, param_hint=f"--table {Table.SPEED}")
     cells = grid.cells(quick=quick, speed=baseline is not None, tables=_tables(table or []))
     if only_list:
         output.emit(ListView(cells))
@@ -177,10 +185,10 @@ def _outcomes(
             output.say(f"{text.count(len(before), 'cell')} measured before{told}")
         known = {each.cell for each in outcomes}
         wanted = [cell for cell in cells if cell not in known]
-        need_one = not outcomes
-        too_large, needs = (
-            ([], ()) if yes else room.fitting(program, weights, wanted, required=need_one)
-        )
+        need_one = not outcomes and not yes
+        too_large, needs = room.fitting(program, weights, wanted, required=need_one)
+        if yes:
+            too_large = []
         outcomes += too_large
         without = {each.cell for each in too_large}
         wanted = [cell for cell in wanted if cell not in without]
@@ -254,7 +262,7 @@ def _report(
 def _finish(
     output: Output, report: Report, plots: Path | None, as_markdown: bool, heard: Heard
 ) -> None:
-    """Write the report; fail where a cell has."""
+    """Write the report; fail where a cell has, or where there is no number at all."""
     from llamactl_bench import plots as drawing
 
     if plots is not None:
@@ -267,6 +275,24 @@ def _finish(
     heard.leave()
     if report.failed:
         raise typer.Exit(ExitCode.FAILED)
+    if not report.measured:
+        raise _nothing(report)
+
+
+def _nothing(report: Report) -> FailedError:
+    """Return why there is no number, and what would help."""
+    n_left, n_skipped = report.n_left, len(report.outcomes)
+    found = [
+        (n_left, "left out for the budget", "give it more time with --budget"),
+        (
+            n_skipped,
+            "skipped",
+            "the report says what each lacks: memory, or a model that takes more",
+        ),
+    ]
+    why = ", ".join(f"{text.count(n, 'cell')} {what}" for n, what, _ in found if n)
+    hint = "; ".join(help_ for n, _, help_ in found if n)
+    return FailedError(NOTHING_MEASURED, f"nothing was measured: {why}", hint=hint)
 
 
 def _tables(names: Sequence[str]) -> list[Any]:
@@ -285,8 +311,15 @@ def _baseline(output: Output, asked: str | None, program: Path) -> Path:
         return program
     if asked == UNPATCHED:
         return Provider(output).build(unpatched=True).path
-    given_engine(Path(asked), "--baseline")
     return Path(asked).absolute()
+
+
+def _given_baseline(path: Path) -> None:
+    """Prove that it is a llama-server, of whichever build."""
+    given_engine(path, "--baseline")
+    if versions.of_engine(str(path.absolute())) is None:
+        message = f"{path} is no llama-server: it does not say its version"
+        raise typer.BadParameter(message, param_hint="--baseline")
 
 
 def _against(asked: str | None) -> str:
