@@ -421,6 +421,14 @@ def test_the_scenarios_are_listed_without_an_engine(home: Home) -> None:
         (("--engine", "/nowhere/llama-server"), "/nowhere/llama-server is not a program"),
         (("--model", "/nowhere/a.gguf"), "/nowhere/a.gguf"),
         (("--junit", "/nowhere/report.xml"), "/nowhere/report.xml cannot be written"),
+        (("--quick", "--full"), "--quick with --full: give one of the two"),
+        (("--api-key-file", "key"), "--api-key-file: has no use without --attach"),
+        (
+            (*("--attach", "http://[", "-s", "durability", "-m", "X", "--engine", "Y"), "--full"),
+            "--suite, --model, --engine, --full: has no use with --attach",
+        ),
+        (("--attach", "http://[", "--quick", "--yes"), "--quick, --yes: has no use with --attach"),
+        (("--attach", "http://[", "--list"), "--list: has no use with --attach"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_starts(

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from llamactl_cli.output import Output
 
 STEP_COLUMNS = 48
+OF_ITS_OWN_ENGINES = {"--suite", "--model", "--engine", "--full", "--quick", "--list", "--yes"}
+OF_ANOTHER_ENGINE = {"--api-key-file"}
+"""Options that would change nothing otherwise."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,9 @@ def validate(
     model: Model = None,
     engine: Engine = None,
     full: Annotated[
-        bool, typer.Option("--full/--quick", help="All cycles, or as many as fit into minutes.")
+        bool, typer.Option("--full", help="All cycles, not as many as fit into minutes.")
     ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The opposite, and the default.")] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit's XML there, too.")
     ] = None,
@@ -140,6 +144,9 @@ def validate(
     from llamactl_validate.workplace import sweep
 
     output: Output = ctx.obj
+    if full and quick:
+        raise typer.BadParameter("give one of the two", param_hint="--quick with --full")
+    _refuse_without_sense(ctx, attach)
     chosen = _chosen(scenarios(), suite or [])
     if only_list:
         output.emit(ListView(chosen))
@@ -202,6 +209,20 @@ def _look(output: Output, where: str, key_file: Path | None) -> Report:
     with closing(running):
         none = Engines(Path(where), Path(where))
         return _run(output, running.scenarios(), none, Scale.QUICK, where)
+
+
+def _refuse_without_sense(ctx: typer.Context, attach: str | None) -> None:
+    """Refuse options that would change nothing: most of them for an engine that is looked at."""
+    ignored = OF_ITS_OWN_ENGINES if attach is not None else OF_ANOTHER_ENGINE
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.opts[0] in ignored and ctx.params[str(param.name)]
+    ]
+    if given:
+        how = "with" if attach is not None else "without"
+        message = f"has no use {how} --attach"
+        raise typer.BadParameter(message, param_hint=", ".join(given))
 
 
 def _finish(output: Output, report: Report, junit: Path | None, heard: Heard) -> None:
