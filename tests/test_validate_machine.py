@@ -398,7 +398,8 @@ def test_a_signal_to_the_command_alone_ends_it_at_once_and_leaves_a_report(
     assert process.returncode == 128 + number, err
     assert json.loads(err)["error"]["code"] == "interrupted"
     assert json.loads(out)["verdict"] == "interrupted"
-    assert 'tests="2"' in junit.read_text()
+    assert 'tests="2" failures="0" errors="1" skipped="1"' in junit.read_text()
+    assert json.loads(out)["scenarios"][0]["took_s"] > 0
     assert [*place.glob(f"{PREFIX}*")] == []
 
 

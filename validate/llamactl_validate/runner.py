@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 BEFORE_A_STEP = "before its first step"
+"""Where an interrupt met a scenario that had told of none."""
 
 
 class Verdict(StrEnum):

@@ -193,8 +193,11 @@ def _run(
         for row in ended:
             rows.append(row)
             progress.ended(row)
-    left = chosen[len(rows) :]
-    rows += [runner.Row(each, runner.Verdict.INTERRUPTED, "", (), 0.0) for each in left]
+    met = any(row.verdict is runner.Verdict.INTERRUPTED for row in rows)
+    for each in chosen[len(rows) :]:
+        why = "" if met else runner.BEFORE_A_STEP
+        rows.append(runner.Row(each, runner.Verdict.INTERRUPTED, why, (), 0.0))
+        met = True
     took_s = time.monotonic() - began
     return Report(what, str(engines.program), scale, tuple(rows), took_s, plan)
 
