@@ -188,6 +188,22 @@ def test_what_a_killed_run_left_is_swept_and_nothing_else(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("command", ["validate", "bench"])
+def test_what_was_left_is_swept_before_it_leaves_no_room(
+    home: Home, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The fake engine has a device with one byte left: nothing is run."""
+    place = home.root / "t"
+    left = place / f"{PREFIX}a"
+    left.mkdir(parents=True)
+    age(left)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    ran = home.run(command, "--engine", str(FAKE_ENGINE), "--model", str(home.model))
+    assert ran.code == 2
+    assert f"removed {left}, which a killed run left behind" in ran.err
+    assert [*place.iterdir()] == []
+
+
 def test_what_is_in_use_is_not_swept() -> None:
     place = Workplace()
     try:

@@ -168,7 +168,10 @@ def _outcomes(
     """Return what was found in the cells, now or before; an interrupt leaves the rest out."""
     from llamactl_bench import grid, machine, record, room
     from llamactl_supervisor.config import load_paths
+    from llamactl_validate.workplace import sweep
 
+    for path in sweep():  # it may be what leaves no room
+        output.say(f"removed {path}, which a killed run left behind")
     program, weights = subject.program, subject.model
     here = machine.look()
     speed = grid.Speed.of(weights.stat().st_size, here.cores)
@@ -217,10 +220,7 @@ def _run(
     here: Machine,
 ) -> list[Outcome]:
     from llamactl_bench import grid, runner
-    from llamactl_validate.workplace import sweep
 
-    for path in sweep():
-        output.say(f"removed {path}, which a killed run left behind")
     outcomes: list[Outcome] = []
     redrawn = sys.stderr.isatty()
 

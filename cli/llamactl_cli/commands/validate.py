@@ -159,12 +159,12 @@ def validate(
         return
     program, weights = provided(output, engine, model)
     scale = Scale.FULL if full else Scale.QUICK
+    for path in sweep():  # it may be what leaves no room
+        output.say(f"removed {path}, which a killed run left behind")
     plan = preflight.plan(program, weights, chosen, scale)
     output.say(_told(plan))
     if not yes:
         plan.refuse()
-    for path in sweep():
-        output.say(f"removed {path}, which a killed run left behind")
     with interruptible(running.end_all) as heard:
         engines = Engines(program, weights)
         report = _run(output, chosen, engines, scale, str(weights), plan)
