@@ -60,7 +60,7 @@ class Generation:
 class Engine(Asked):
     """One llama-server on a unix socket, and on a TCP port where one is given.
 
-    It goes when the thread that started it goes. `idle`: all else on the machine goes first.
+    It goes when the thread that started it goes. `idle`: at the lowest priority.
     `patience_s` bounds the load, and every answer.
     """
 

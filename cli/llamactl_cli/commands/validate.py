@@ -131,12 +131,12 @@ def validate(
 ) -> None:
     """Show on your model and machine that a change of a running engine loses nothing.
 
-    Starts engines of its own on a private socket: they compute when nothing else does, are the
-    first to go when memory is short, and end with this command. What runs is not touched. Without
-    --model and --engine those of the configuration, else SmolLM2 135M and the engine that
-    `llamactl build` makes. Exit 0: passed; 1: something failed; 2: not run, for it does not fit,
-    or nothing could be shown; 130, 143, 129: interrupted by Ctrl-C, SIGTERM or SIGHUP, and what was
-    found until then is reported.
+    Starts engines of its own on a private socket: they have the lowest priority, yet still take a
+    little beside a busy machine, are the first to go when memory is short, and end with this
+    command. What runs is not touched. Without --model and --engine those of the configuration, else
+    SmolLM2 135M and the engine that `llamactl build` makes. Exit 0: passed; 1: something failed;
+    2: not run, for it does not fit or makes no sense, or nothing could be shown; 130, 143, 129:
+    interrupted by Ctrl-C, SIGTERM or SIGHUP, and what was found until then is reported.
     """
     from llamactl_validate import preflight, running
     from llamactl_validate.scenario import Engines, Scale
