@@ -7,14 +7,17 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from llamactl_cli import interrupts
 from llamactl_cli.main import main
 from llamactl_supervisor import remains
 from llamactl_supervisor.config import Paths, mistyped
@@ -71,7 +74,7 @@ class Home:
     def run(self, *words: str) -> Ran:
         """Run `llamactl words` in this process."""
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _still_hearing():
             code = main(words)
         assert "Traceback" not in err.getvalue()
         return Ran(code, out.getvalue(), err.getvalue())
@@ -88,6 +91,20 @@ class Home:
     def up(self, *fake: str) -> Any:
         """Bring the fake engine up; return the JSON result."""
         return self.run("--json", *self.up_words(*fake)).result
+
+
+@contextlib.contextmanager
+def _still_hearing() -> Iterator[None]:
+    """A command that was interrupted hears no more signals, for it ends; this process does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -413,6 +413,7 @@ def test_json_has_every_round() -> None:
     assert (said["trusted"], said["cells_wanted"], said["cells_left"]) == (True, 9, 2)
     assert said["cells"][0]["samples"]["pause_ms"] == [32.0, 64.0, 32.0]
     assert said["cells"][0]["cell"]["table"] == "reconfigure"
+    assert not report().data()["trusted"], "there is nothing to trust"
 
 
 # Plots

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import gguf
 import pytest
-from cli_home import Home, fresh_home
+from cli_home import COMMAND, Home, fresh_home
 from llamactl_bench import plots
-from sandbox import FAKE_ENGINE
+from llamactl_validate.workplace import PREFIX
+from sandbox import FAKE_ENGINE, WITHIN_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +62,8 @@ def test_the_grid_is_listed_without_an_engine(home: Home) -> None:
     ("words", "said"),
     [
         (("--table", "chairs"), "there is no table 'chairs'; there are reconfigure, relaunch,"),
+        (("--table", "speed"), "--table speed: compares two engines: name the other one with"),
+        (("--baseline", "/bin/true"), "/bin/true is no llama-server: it does not say its version"),
         (("--budget", "soon"), "must be a time span (90s, 20m, 2h), not 'soon'"),
         (("--budget", "0m"), "must be a time span"),
         (("--engine", "/nowhere/llama-server"), "/nowhere/llama-server is not a program"),
@@ -78,11 +85,38 @@ def test_a_baseline_is_a_program(home: Home) -> None:
     assert "/nowhere/llama-server is not a program" in ran.err
 
 
+def test_a_model_that_no_engine_loads_is_not_run(home: Home, engine_path: Path) -> None:
+    home.model.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 16)
+    words = ("bench", "--engine", str(engine_path), "--model", str(home.model), "--json")
+    for ran in (home.run(*words), home.run(*words, "--yes")):
+        assert (ran.code, ran.error["code"]) == (2, "engine_spawn_failed")
+        assert ran.error["message"].startswith("not run: the engine would not load this: ")
+
+
+@pytest.mark.parametrize(
+    ("budget", "why", "help_"),
+    [
+        ("1s", "1 cell left out for the budget", "give it more time with --budget"),
+        ("20m", "1 cell skipped", "the report says what each lacks: memory, or a model that takes"),
+    ],
+)
+def test_to_have_measured_nothing_is_no_success(
+    home: Home, engine_path: Path, tiny: TinyModels, budget: str, why: str, help_: str
+) -> None:
+    """The cell wants more than the 256 tokens that the model takes in a slot."""
+    words = ("bench", "--engine", str(engine_path), "--model", str(tiny.model("llama-dense")))
+    ran = home.run(*words, "--quick", "-t", "pages", "--budget", budget, "--json")
+    error, said = json.loads(ran.err)["error"], json.loads(ran.out)
+    assert (ran.code, error["code"], said["trusted"]) == (1, "nothing_measured", False)
+    assert error["message"] == f"nothing was measured: {why}"
+    assert error["hint"].startswith(help_)
+
+
 def test_plots_are_refused_first_where_the_library_is_missing(home: Home) -> None:
     with mock.patch.object(plots, "find_spec", return_value=None):
         ran = home.run(*bench(home, "--plots", str(home.root), "--json"))
     assert (ran.code, ran.error["code"]) == (2, "plots_unavailable")
-    assert "llamactl-sidecar[plots]" in ran.error["hint"]
+    assert f"{sys.executable} -m pip install matplotlib" in ran.error["hint"]
 
 
 def test_what_does_not_fit_is_not_run(home: Home) -> None:
@@ -98,6 +132,37 @@ def test_an_engine_that_does_not_start_fails_each_cell_and_is_tried_again(home: 
     assert (ran.code, said["cells_left"]) == (1, 0)
     assert all(each["failed"] for each in said["cells"])
     assert home.run(*words, "--resume").code == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_report_of_what_was_measured_and_nothing_else(
+    home: Home, engine_path: Path, long_model: Path, number: signal.Signals
+) -> None:
+    """To the command alone, twice, while a relaunch has two engines."""
+    place = home.root / "t"
+    place.mkdir()
+    words = ["bench", "--engine", str(engine_path), "--model", str(long_model), "--quick"]
+    words += ["-t", "reconfigure", "-t", "relaunch"]
+    env, pipe = os.environ | {"TMPDIR": str(place)}, subprocess.PIPE
+    command = [*COMMAND, *words, "--json"]
+    cells = home.paths.cache / "bench" / "cells.jsonl"
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=env) as process:
+        until(lambda: cells.is_file() and cells.read_bytes())
+        until(lambda: len([*place.glob(f"{PREFIX}*/engine.sock")]) == 2)
+        process.send_signal(number)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 128 + number, err
+    assert json.loads(err)["error"]["code"] == "interrupted"
+    said = json.loads(out)
+    n_there = len(said["cells"])
+    assert said["interrupted"]
+    assert not any(each["failed"] for each in said["cells"])
+    assert (said["cells_left"], n_there) == (said["cells_wanted"] - n_there, n_there)
+    assert n_there >= 1
+    assert [*place.iterdir()] == []
+    shown = home.run(*words, "--resume", "--budget", "1s")
+    assert f"{n_there} cells measured before" in shown.err.replace("1 cell ", "1 cells ")
 
 
 def test_a_run_measures_keeps_and_goes_on(
@@ -129,7 +194,8 @@ def test_a_run_measures_keeps_and_goes_on(
     assert len(list((tmp_path / "plots").glob("*.svg"))) == 3
     anew = home.run(*words, "--budget", "1s")
     assert f"{len(said['cells'])} cells measured before: kept until measured anew" in anew.err
-    shown = home.run(*words, "--resume", "--markdown")
+    assert (anew.code, "nothing was measured" in anew.err) == (1, True)
+    shown = home.run(*words, "--resume", "--markdown", "--budget", "1s")
     assert shown.code == 0
     assert shown.out.count("### ") == 4
     assert "to measure" not in shown.err

@@ -29,6 +29,8 @@ from sandbox import FAKE_ENGINE, WITHIN_S, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tiny_models import TinyModels
+
 STARTER = """
 import os, subprocess, sys, time
 child = subprocess.Popen([*sys.argv[1:3], "-m", sys.argv[3], str(os.getpid()), *sys.argv[4:]])
@@ -146,6 +148,21 @@ def test_an_engine_that_outlived_its_warden_ends_with_its_place(home: Home) -> N
     assert all(map(is_gone, others))
 
 
+def test_what_a_model_takes_too_little_for_is_skipped_and_proves_nothing(
+    home: Home, engine_path: Path, tiny: TinyModels
+) -> None:
+    """The tiny model takes 256 tokens in a slot; a change that makes no sense wants none."""
+    words = ("validate", "--engine", str(engine_path), "--model", str(tiny.model("llama-dense")))
+    why = "the model takes 256 tokens in a slot, not 500"
+    some = home.run(*words, "-s", "refusals.nonsense", "-s", "pages.parked", "--json")
+    said = json.loads(some.out)
+    found = [(row["verdict"], row["why"]) for row in said["scenarios"]]
+    assert (some.code, found) == (0, [("skipped", why), ("passed", None)])
+    none = home.run(*words, "-s", "pages.parked", "-s", "supervision.restart")
+    assert none.code == 2
+    assert f"skipped: nothing was shown ({why}), 0 failed, 2 skipped in " in none.out
+
+
 # What is left
 
 
@@ -169,6 +186,22 @@ def test_what_a_killed_run_left_is_swept_and_nothing_else(tmp_path: Path) -> Non
         f"{PREFIX}link",
         "other",
     ]
+
+
+@pytest.mark.parametrize("command", ["validate", "bench"])
+def test_what_was_left_is_swept_before_it_leaves_no_room(
+    home: Home, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The fake engine has a device with one byte left: nothing is run."""
+    place = home.root / "t"
+    left = place / f"{PREFIX}a"
+    left.mkdir(parents=True)
+    age(left)
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    ran = home.run(command, "--engine", str(FAKE_ENGINE), "--model", str(home.model))
+    assert ran.code == 2
+    assert f"removed {left}, which a killed run left behind" in ran.err
+    assert [*place.iterdir()] == []
 
 
 def test_what_is_in_use_is_not_swept() -> None:
@@ -339,7 +372,8 @@ def test_an_interrupt_leaves_the_report_of_what_had_ended(
     def passes(trial: Trial) -> None:
         trial.measure("answers", 3)
 
-    def interrupted(_: Trial) -> None:
+    def interrupted(trial: Trial) -> None:
+        trial.now("the second step")
         os.kill(os.getpid(), signal.SIGINT)
         until(lambda: False)
 
@@ -353,12 +387,36 @@ def test_an_interrupt_leaves_the_report_of_what_had_ended(
     assert (ran.code, json.loads(ran.err)["error"]["code"]) == (130, "interrupted")
     said = json.loads(ran.out)
     assert said["verdict"] == "interrupted"
-    verdicts = [row["verdict"] for row in said["scenarios"]]
-    assert verdicts == ["passed", "interrupted", "interrupted"]
+    found = [(row["verdict"], row["why"]) for row in said["scenarios"]]
+    cut = ("interrupted", "the second step")
+    assert found == [("passed", None), cut, ("interrupted", None)]
     assert 'tests="3"' in junit.read_text()
     shown = home.run(*validate(home, "--yes"))
     assert shown.code == 130
     assert "interrupted: 1 passed, 0 failed, 2 interrupted in " in shown.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_command_alone_ends_it_at_once_and_leaves_a_report(
+    home: Home, engine_path: Path, model_path: Path, number: signal.Signals
+) -> None:
+    """Its engine has not heard the signal, and is in the middle of long answers."""
+    junit, place = home.root / "report.xml", home.root / "t"
+    place.mkdir()
+    words = [*COMMAND, "validate", "--engine", str(engine_path), "--model", str(model_path)]
+    words += ["-s", "identity.greedy", "-s", "pages.parked", "--junit", str(junit), "--json"]
+    env, pipe = os.environ | {"TMPDIR": str(place)}, subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, env=env) as process:
+        until(lambda: [*place.glob(f"{PREFIX}*/engine.sock")])
+        process.send_signal(number)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 128 + number, err
+    assert json.loads(err)["error"]["code"] == "interrupted"
+    assert json.loads(out)["verdict"] == "interrupted"
+    assert 'tests="2" failures="0" errors="1" skipped="1"' in junit.read_text()
+    assert json.loads(out)["scenarios"][0]["took_s"] > 0
+    assert [*place.glob(f"{PREFIX}*")] == []
 
 
 def test_the_scenarios_are_listed_without_an_engine(home: Home) -> None:
@@ -380,6 +438,14 @@ def test_the_scenarios_are_listed_without_an_engine(home: Home) -> None:
         (("--engine", "/nowhere/llama-server"), "/nowhere/llama-server is not a program"),
         (("--model", "/nowhere/a.gguf"), "/nowhere/a.gguf"),
         (("--junit", "/nowhere/report.xml"), "/nowhere/report.xml cannot be written"),
+        (("--quick", "--full"), "--quick with --full: give one of the two"),
+        (("--api-key-file", "key"), "--api-key-file: has no use without --attach"),
+        (
+            (*("--attach", "http://[", "-s", "durability", "-m", "X", "--engine", "Y"), "--full"),
+            "--suite, --model, --engine, --full: has no use with --attach",
+        ),
+        (("--attach", "http://[", "--quick", "--yes"), "--quick, --yes: has no use with --attach"),
+        (("--attach", "http://[", "--list"), "--list: has no use with --attach"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_starts(

@@ -95,8 +95,8 @@ def test_an_interrupt_is_none_of_the_engine_s_failures() -> None:
         finally:
             raise httpx.ReadError("the engine is gone")
 
-    with pytest.raises(KeyboardInterrupt):
-        judged(scenario(interrupted))
+    (row,) = judged(scenario(interrupted), scenario(passes))
+    assert (row.verdict, row.why) == (Verdict.INTERRUPTED, "before its first step")
 
 
 def test_an_engine_that_dies_is_why_and_the_next_scenario_has_another(
@@ -156,12 +156,16 @@ def test_junit_is_xml_whatever_the_engine_wrote() -> None:
 
 
 def test_what_an_interrupt_left_is_no_success_and_no_failure() -> None:
+    cut = Row(scenario(passes), Verdict.INTERRUPTED, "cycle 7", (), 2.5)
     left = Row(scenario(passes), Verdict.INTERRUPTED, "", (), 0.0)
-    found = report(*judged(scenario(fails), scenario(passes)), left)
+    found = report(*judged(scenario(passes), scenario(passes)), cut, left)
     assert found.verdict is Verdict.INTERRUPTED
     suite = ElementTree.fromstring(found.junit())
-    assert suite.attrib | {"tests": "3", "failures": "1", "skipped": "1"} == suite.attrib
+    counts = {"tests": "4", "failures": "0", "errors": "1", "skipped": "1"}
+    assert suite.attrib | counts == suite.attrib
+    assert [each.attrib["message"] for each in suite.iter("error")] == ["interrupted: cycle 7"]
     assert [each.attrib["message"] for each in suite.iter("skipped")] == ["interrupted"]
+    assert suite.findall("testcase")[2].attrib["time"] == "2.500"
 
 
 def test_the_json_says_the_same() -> None:

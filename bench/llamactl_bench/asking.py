@@ -88,13 +88,6 @@ def converse(live: Engine, prompts: Sequence[Sequence[int]]) -> None:
         list(pool.map(lambda slot: complete(live, slot, prompts[slot], 1), range(len(prompts))))
 
 
-def room_for(live: Engine, n_tokens: int) -> None:
-    """Raise `Skipped` where a slot cannot hold so many tokens, whatever its context is."""
-    n_there: int = live.slots()[0]["n_ctx"]
-    if n_there <= n_tokens:
-        raise Skipped(f"the model takes {n_there} tokens in a slot, not {n_tokens}")
-
-
 def milliseconds(action: Callable[[], object]) -> float:
     """Return how long an action takes."""
     began = time.perf_counter()

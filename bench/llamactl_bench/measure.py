@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ from llamactl_bench.asking import (
     gaps_ms,
     milliseconds,
     prompt_of,
-    room_for,
     stop,
     vocabulary,
     written_ms,
@@ -111,8 +110,8 @@ def _relaunch(cell: Cell, subject: Subject, found: _Found, told: Callable[[str],
         with engine(subject.program, subject.model, *grid.away(cell)) as ours:
             prompts = _filled(ours, cell, told)
             _changed(ours, (cell.n_ctx, cell.n_seq))
-            relaunched = _Relaunched(cell, subject, files, prompts)
-            try:
+            with closing(_Relaunched(cell, subject, files, prompts)) as relaunched:
+                relaunched.start()
                 for number in range(cell.rounds):
                     told(f"round {number + 1} of {cell.rounds}")
                     turns: list[Callable[[_Found], None]] = [
@@ -121,8 +120,6 @@ def _relaunch(cell: Cell, subject: Subject, found: _Found, told: Callable[[str],
                     ]
                     for turn in turns if number % 2 else reversed(turns):
                         turn(found)
-            finally:
-                relaunched.close()
             _nothing_lost(ours, prompts)
     finally:
         files.close()
@@ -138,8 +135,11 @@ class _Relaunched:
         self._options = ("--slot-save-path", str(files.slot_files))
         self._n_seq = cell.n_seq
         self._open = ExitStack()
+
+    def start(self) -> None:
+        """Have it hold the conversations for the first time."""
         self._live = self._started()
-        converse(self._live, prompts)
+        converse(self._live, self._prompts)
 
     def round(self, found: _Found) -> None:
         """Relaunch with the slots in files, then with another number of slots, which cannot."""
@@ -192,7 +192,7 @@ def _pages(cell: Cell, subject: Subject, found: _Found, told: Callable[[str], No
         engine(subject.program, subject.model, *geometry) as ours,
         engine(subject.baseline, subject.model, *geometry) as theirs,
     ):
-        room_for(ours, cell.n_tokens)
+        ours.room_for(cell.n_tokens)
         n_vocab = vocabulary(ours)
         prompt = prompt_of(cell.n_tokens, 1, n_vocab)
         short = prompt_of(16, 7, n_vocab)
@@ -288,7 +288,7 @@ def _speed(cell: Cell, subject: Subject, found: _Found, told: Callable[[str], No
         engine(subject.program, subject.model, *geometry) as ours,
         engine(subject.baseline, subject.model, *geometry) as theirs,
     ):
-        room_for(ours, cell.n_tokens + grid.SPEED_ANSWER)
+        ours.room_for(cell.n_tokens + grid.SPEED_ANSWER)
         n_vocab = vocabulary(ours)
         for live in (ours, theirs):
             complete(live, 0, prompt_of(WARM_TOKENS, 9, n_vocab), WARM_ANSWER)
@@ -316,7 +316,7 @@ _MEASURES = {
 
 def _filled(live: Engine, cell: Cell, told: Callable[[str], None]) -> list[list[int]]:
     """Have every slot of the cell hold its conversation; return them."""
-    room_for(live, cell.per_slot)
+    live.room_for(cell.per_slot)
     told(f"reads {cell.n_tokens} tokens")
     n_vocab = vocabulary(live)
     prompts = [prompt_of(cell.per_slot, seed, n_vocab) for seed in range(1, cell.n_seq + 1)]

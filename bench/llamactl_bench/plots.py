@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,7 @@ def need() -> None:
         raise InvalidRequestError(
             NO_PLOTS,
             f"plots need {LIBRARY}, which is not installed; nothing was measured",
-            hint="install llamactl-sidecar[plots], or leave out --plots",
+            hint=f"{shlex.quote(sys.executable)} -m pip install {LIBRARY}, or leave out --plots",
         )
 
 

@@ -28,11 +28,18 @@ class Report:
     """Those that were wanted."""
     took_s: float
     """Of all cells, also of those of a run before."""
+    interrupted: bool = False
+    """Before its end: those that are left were to be measured."""
 
     @property
     def n_left(self) -> int:
-        """How many cells the budget had no room for."""
+        """How many cells the budget had no room for, or an interrupt came before."""
         return self.n_cells - len(self.outcomes)
+
+    @property
+    def measured(self) -> list[Outcome]:
+        """Those with numbers."""
+        return [each for each in self.outcomes if each.samples]
 
     @property
     def failed(self) -> list[Outcome]:
@@ -61,7 +68,13 @@ class Report:
             f"numbers: {SPREAD}; ratios are of a round, ours and the other in turn",
             *(f"{_word(each)}: {each.cell}: {each.why_not}" for each in self._without),
             *(f"not to be trusted: {doubt}" for doubt in self.doubts),
+            *([self._part] if self.interrupted else []),
         ]
+
+    @property
+    def _part(self) -> str:
+        n_there = len(self.outcomes)
+        return f"interrupted: {n_there} of {self.n_cells} cells; the same words with --resume go on"
 
     @property
     def _without(self) -> list[Outcome]:
@@ -79,8 +92,9 @@ class Report:
             "model": self.model,
             "engine": self.engine,
             "baseline": self.baseline,
-            "trusted": not self.doubts,
+            "trusted": bool(self.measured) and not self.doubts,
             "doubts": self.doubts,
+            "interrupted": self.interrupted,
             "cells_wanted": self.n_cells,
             "cells_left": self.n_left,
             "took_s": round(self.took_s, 3),

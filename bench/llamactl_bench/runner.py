@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import httpx
-from llamactl_validate.expecting import Failed, Skipped
+from llamactl_validate.expecting import Failed, Skipped, undisguised
 
 from llamactl_bench import grid
 from llamactl_bench.cell import Cell, Outcome
@@ -31,7 +31,8 @@ def run(
 ) -> Iterator[Outcome]:
     """Yield what was found in each cell, on this machine as it was found here.
 
-    A cell that does not fit into the budget is left out, and a smaller one after it may fit.
+    A cell that does not fit into the budget is left out, and a smaller one after it may fit. An
+    interrupt goes through: it costs the cell that is being measured.
     """
     for cell in cells:
         estimated_s = grid.estimate_s(cell, speed)
@@ -64,7 +65,8 @@ def _measured(cell: Cell, subject: Subject, told: Callable[[Cell, str], None]) -
 
     try:
         tell("engines start")
-        return measure(cell, subject, tell)
+        with undisguised():
+            return measure(cell, subject, tell)
     except Skipped as exc:
         return Outcome(cell=cell, why_not=str(exc))
     except Failed as exc:

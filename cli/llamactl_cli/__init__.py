@@ -17,6 +17,7 @@
     in_force   where a daemon goes by other values than a configuration that is read now
     smaps      what a process has in memory
     versions   what this command, and an engine, says that it is
+    interrupts  signals that end a command which has to clear up, and to say what it had
     session    what a logout takes away
     remains_view  what status shows of engines whose daemon is gone
     checks/    what `doctor` looks at

@@ -74,6 +74,7 @@ def program(words: list[str], output: Output) -> int:
     import typer
 
     from llamactl_cli.app import application
+    from llamactl_cli.interrupts import TOLD
 
     if COMPLETE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
@@ -86,8 +87,8 @@ def program(words: list[str], output: Output) -> int:
         where = getattr(getattr(exc, "ctx", None), "command_path", COMMAND)
         hint = f"`{where} --help` lists what it takes"
         raise error(Code.INVALID_REQUEST, exc.format_message(), hint=hint) from exc
-    if code == ExitCode.INTERRUPTED:
-        raise KeyboardInterrupt
+    if code in TOLD:
+        output.fail(error("interrupted", TOLD[code]))
     return code or ExitCode.OK
 
 

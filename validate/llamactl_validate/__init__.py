@@ -6,6 +6,7 @@ definition of each. Floors; a module imports downward only, and `tests/test_floo
     0 what is found: expecting
     0 a program of its own: lowly
     0 where a server may listen: ports
+    0 what runs, to be ended at once: running
     1 another one, over daemons: warden
     1 what an engine is asked: asked
     1 one place of its own: workplace

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 
-from llamactl_validate.expecting import Failed, expect
+from llamactl_validate.expecting import Failed, Skipped, expect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,6 +66,12 @@ class Asked:
         """Return /slots."""
         slots: list[Json] = self.http.get("/slots").raise_for_status().json()
         return slots
+
+    def room_for(self, n_tokens: int) -> None:
+        """Raise `Skipped` where a slot cannot hold so many tokens, whatever its context is."""
+        n_there: int = self.slots()[0]["n_ctx"]
+        if n_there <= n_tokens:
+            raise Skipped(f"the model takes {n_there} tokens in a slot, not {n_tokens}")
 
     def held(self, slot: int) -> int:
         """Return how many tokens a slot holds."""

@@ -17,7 +17,7 @@ from llamactl_supervisor.errors import DaemonUnreachableError
 from llamactl_supervisor.models import EngineRequest, EngineState, LoadLine, UpRequest
 from llamactl_supervisor.paths import ENV_PREFIX
 
-from llamactl_validate import lowly, warden
+from llamactl_validate import lowly, running, warden
 from llamactl_validate.asked import Asked, private_door
 from llamactl_validate.engine import N_CTX, N_SEQ, OPTIONS_OF_ENV, PATIENT_THREADS
 from llamactl_validate.expecting import Failed, until
@@ -102,6 +102,7 @@ class Daemon:
                 start_new_session=True,  # the terminal's signals end us, and so all of it
             )
         self._open.callback(_ended, process)
+        running.add(process, process.terminate)
         return process
 
     def close(self) -> None:
@@ -192,3 +193,4 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
     process.stdin.close()
     process.wait()
     process.stdout.close()
+    running.ended(process)

@@ -8,12 +8,13 @@ import socket
 import struct
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from llamactl_validate import lowly
+from llamactl_validate import lowly, running
 from llamactl_validate.asked import Asked, Json, private_door, public_door
 from llamactl_validate.expecting import Failed, expect, expect_that, until
 from llamactl_validate.workplace import Workplace
@@ -59,7 +60,7 @@ class Generation:
 class Engine(Asked):
     """One llama-server on a unix socket, and on a TCP port where one is given.
 
-    It goes when the thread that started it goes. `idle`: all else on the machine goes first.
+    It goes when the thread that started it goes. `idle`: at the lowest priority.
     `patience_s` bounds the load, and every answer.
     """
 
@@ -73,23 +74,28 @@ class Engine(Asked):
         port: int | None = None,
         idle: bool = True,
     ) -> None:
+        self._open = ExitStack()
         self.place = Workplace()
+        self._open.callback(self.place.close)
         self.socket, self.slot_files = self.place.socket, self.place.slot_files
         words = [str(program), *(("--model", str(model)) if model else ()), "--no-ui"]
         words += _address(self.socket, port)
         words += ["--ctx-size", str(N_CTX), "--parallel", str(N_SEQ)]
         words += ["--slot-save-path", str(self.slot_files), *options]
-        self.unix = private_door(self.socket, patience_s)
-        super().__init__(self.unix if port is None else public_door(port, patience_s), patience_s)
         self._may_be_dead = False
-        self.process = self._spawned(words, idle=idle, env=dict(env or {}))
         try:
+            self.unix = self._open.enter_context(private_door(self.socket, patience_s))
+            http = self.unix
+            if port is not None:
+                http = self._open.enter_context(public_door(port, patience_s))
+            super().__init__(http, patience_s)
+            self.process = self._spawned(words, idle=idle, env=dict(env or {}))
             until("the engine loads", self._serves_or_ended, within_s=patience_s)
             if self.process.poll() is not None:
                 raise Failed(self.death())
             self._first = self.unix.get("/props").json().get("context_geometry")
         except BaseException:
-            self._end()
+            self._open.close()
             raise
 
     def _spawned(
@@ -101,13 +107,16 @@ class Engine(Asked):
             name: value for name, value in os.environ.items() if not name.startswith(OPTIONS_OF_ENV)
         }
         with self.place.log.open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*launcher, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=inherited | PATIENT_THREADS | env,
             )
+        self._open.callback(_ended, process)
+        running.add(process, process.kill)
+        return process
 
     def _serves_or_ended(self) -> bool:
         if _listens(self.socket):
@@ -140,16 +149,9 @@ class Engine(Asked):
         """End the engine; it must have lived until now, or ended as it was told."""
         is_well = self._may_be_dead or self.process.poll() in (None, 0)
         said = None if is_well else self.death()
-        self._end()
+        self._open.close()
         if said is not None:
             raise Failed(said)
-
-    def _end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.http.close()
-        self.unix.close()
-        self.place.close()
 
     def reset(self) -> None:
         """Empty every slot, drop every page and go back to the geometry that it started with."""
@@ -219,6 +221,12 @@ class Engine(Asked):
                 return generation
             self.reset()
         raise Failed(f"no change came in time: {generation.receipts}")
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    running.ended(process)
 
 
 def _address(path: Path, port: int | None) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 POLL_S = 0.02
 SHOWN_CHARS_MAX = 500
@@ -24,6 +25,20 @@ class Skipped(Exception):  # noqa: N818
 
 class NotReproducible(Exception):  # noqa: N818
     """Two runs that nothing disturbed differ, so that a disturbed one shows nothing."""
+
+
+@contextmanager
+def undisguised() -> Iterator[None]:
+    """Raise an interrupt as one: what fails on the way out of it is no finding."""
+    try:
+        yield
+    except Exception as exc:
+        came_of: BaseException | None = exc
+        while came_of is not None:
+            if isinstance(came_of, KeyboardInterrupt):
+                raise came_of from None
+            came_of = came_of.__context__
+        raise
 
 
 def expect(what: str, found: object, wanted: object) -> None:

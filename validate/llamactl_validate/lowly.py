@@ -3,7 +3,8 @@
     python lowly.py PARENT FLAG PROGRAM [ARGUMENT...]
 
 It is killed when the thread that started it ends, and first when memory is short. With the flag
-`idle` everything else on the machine also computes and reads first; `equal` leaves that out.
+`idle` it also has the lowest priority for processor and disk, so that it takes little beside a busy
+machine; `equal` leaves that out.
 """
 
 from __future__ import annotations

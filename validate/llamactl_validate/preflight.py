@@ -110,16 +110,11 @@ def refuse(needs: Iterable[Need]) -> None:
 def plan(engine: Path, model: Path, scenarios: Sequence[Scenario], scale: Scale) -> Plan:
     """Ask the engine what it would take; nothing is loaded.
 
-    Raises `path_too_long`, and what `needs` raises; all of it as a request that makes no sense.
+    Raises `path_too_long`, and what `needs` raises.
     """
     workplace.check_paths()
     seconds = _seconds(model, scenarios, scale)
-    try:
-        found = needs(engine, model, LARGEST, BESIDE)
-    except LlamactlError as exc:
-        why = f"not run: {exc.message}"
-        raise InvalidRequestError(exc.code, why, hint=exc.hint, details=exc.details) from exc
-    return Plan(tuple(scenarios), found, seconds)
+    return Plan(tuple(scenarios), needs(engine, model, LARGEST, BESIDE), seconds)
 
 
 def needs(
@@ -134,13 +129,17 @@ def needs(
 
     Both are tokens and slots. Raises what `llamactl_supervisor.args.memory` raises: for a binary
     that cannot be run, for a model that it does not take, and `not_supported` for an engine
-    without the patches.
+    without the patches; all of it as a request that makes no sense.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS_OF_ENV)}
 
     def measured(n_ctx: int, n_seq: int) -> list[DeviceMemory]:
         geometry = ("--ctx-size", str(n_ctx), "--parallel", str(n_seq))
-        return args.memory([str(engine), "--model", str(model), *geometry], env).devices
+        try:
+            return args.memory([str(engine), "--model", str(model), *geometry], env).devices
+        except LlamactlError as exc:
+            why = f"not run: {exc.message}"
+            raise InvalidRequestError(exc.code, why, hint=exc.hint, details=exc.details) from exc
 
     smaller = {device.name: device for device in measured(*beside)}
     found, context = [], 0

@@ -43,6 +43,11 @@ class Report:
         return Verdict.NOT_REPRODUCIBLE if found[Verdict.NOT_REPRODUCIBLE] else Verdict.SKIPPED
 
     @property
+    def shows_nothing(self) -> bool:
+        """Whether every scenario was skipped: that proves nothing."""
+        return self.verdict is Verdict.SKIPPED
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many scenarios have each verdict."""
         return {each.value: sum(row.verdict is each for row in self.rows) for each in Verdict}
@@ -61,14 +66,17 @@ class Report:
         }
 
     def junit(self) -> bytes:
-        """Return the report as JUnit's XML; what neither passed nor failed counts as skipped."""
-        counts = self.counts
-        n_skipped = len(self.rows) - counts[Verdict.PASSED] - counts[Verdict.FAILED]
+        """Return the report as JUnit's XML, by whose words an interrupted run is no good one.
+
+        What was under way is an error; else what neither passed nor failed counts as skipped.
+        """
+        counts, n_cut = self.counts, sum(map(_was_cut, self.rows))
+        n_skipped = len(self.rows) - counts[Verdict.PASSED] - counts[Verdict.FAILED] - n_cut
         told = {
             "name": "llamactl validate",
             "tests": str(len(self.rows)),
             "failures": str(counts[Verdict.FAILED]),
-            "errors": "0",
+            "errors": str(n_cut),
             "skipped": str(n_skipped),
             "time": f"{self.took_s:.3f}",
         }
@@ -89,12 +97,18 @@ class Report:
                 failure.text = _xml(row.scenario.title)
             elif row.verdict is not Verdict.PASSED:
                 message = _xml(": ".join(filter(None, (row.verdict, row.why))))
-                ElementTree.SubElement(case, "skipped", message=message)
+                kind = "error" if _was_cut(row) else "skipped"
+                ElementTree.SubElement(case, kind, message=message)
             if row.measured:
                 out = ElementTree.SubElement(case, "system-out")
                 out.text = _xml("\n".join(map(str, row.measured)))
         written: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
         return written
+
+
+def _was_cut(row: Row) -> bool:
+    """Whether it was interrupted, as the one that an interrupt met."""
+    return row.verdict is Verdict.INTERRUPTED and row.why != ""
 
 
 def _data(row: Row) -> dict[str, Any]:

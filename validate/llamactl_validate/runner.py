@@ -11,13 +11,17 @@ import httpx
 import psutil
 from llamactl_supervisor.errors import LlamactlError
 
-from llamactl_validate.expecting import Failed, NotReproducible, Skipped
+from llamactl_validate.expecting import Failed, NotReproducible, Skipped, undisguised
 from llamactl_validate.scenario import Measured, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from llamactl_validate.scenario import Engines, Scale, Scenario
+
+
+BEFORE_A_STEP = "before its first step"
+"""Where an interrupt met a scenario that had told of none."""
 
 
 class Verdict(StrEnum):
@@ -38,7 +42,7 @@ class Row:
     scenario: Scenario
     verdict: Verdict
     why: str
-    """Of what did not pass: what was found, and at which step."""
+    """Of what did not pass: what was found, and at which step; nothing of what never began."""
     measured: tuple[Measured, ...]
     took_s: float
 
@@ -49,10 +53,16 @@ def run(
     scale: Scale,
     told: Callable[[Scenario, str], None],
 ) -> Generator[Row, None, None]:
-    """Yield a row for each scenario when it has ended; `told` is called with every step of it."""
+    """Yield a row for each scenario when it has ended; `told` is called with every step of it.
+
+    The row of the one that is interrupted is the last.
+    """
     try:
         for scenario in scenarios:
-            yield _row(scenario, engines, scale, told)
+            row = _row(scenario, engines, scale, told)
+            yield row
+            if row.verdict is Verdict.INTERRUPTED:
+                break
     finally:
         _close(engines)
 
@@ -63,23 +73,32 @@ def _row(
     scale: Scale,
     told: Callable[[Scenario, str], None],
 ) -> Row:
-    trial = Trial(engines, scale, lambda step: told(scenario, step))
+    trial = Trial(engines, scale, lambda step: told(scenario, step), scenario.slot_tokens)
     began = time.monotonic()
+    try:
+        verdict, why = _decided(scenario, trial)
+    except KeyboardInterrupt:
+        verdict, why = Verdict.INTERRUPTED, trial.step or BEFORE_A_STEP
+    took_s = time.monotonic() - began
+    return Row(scenario, verdict, why, tuple(trial.measured), took_s)
+
+
+def _decided(scenario: Scenario, trial: Trial) -> tuple[Verdict, str]:
+    """Run it, and where that is not reproducible what is compared instead."""
     verdict, why = _judged(scenario.run, trial)
     if verdict is Verdict.NOT_REPRODUCIBLE and scenario.instead is not None:
         otherwise, found = _judged(scenario.instead, trial)
         if otherwise is Verdict.FAILED:
-            verdict, why = otherwise, found
-        else:
-            why = f"{why}; the bytes of the states are the same after the changes"
-    took_s = time.monotonic() - began
-    return Row(scenario, verdict, why, tuple(trial.measured), took_s)
+            return otherwise, found
+        why = f"{why}; the bytes of the states are the same after the changes"
+    return verdict, why
 
 
 def _judged(run: Callable[[Trial], None], trial: Trial) -> tuple[Verdict, str]:
     """Run it once; an engine that dies or hangs is a failure like any other."""
     try:
-        _tried(run, trial)
+        with undisguised():
+            run(trial)
         return Verdict.PASSED, ""
     except Skipped as exc:
         return Verdict.SKIPPED, str(exc)
@@ -98,19 +117,6 @@ def _judged(run: Callable[[Trial], None], trial: Trial) -> tuple[Verdict, str]:
     except (KeyError, ValueError, TypeError, LookupError) as exc:
         what = f"the engine's answer makes no sense ({type(exc).__name__}: {exc})"
         return Verdict.FAILED, _at(trial, what)
-
-
-def _tried(run: Callable[[Trial], None], trial: Trial) -> None:
-    """Run it; what fails on the way out of an interrupt is an interrupt and no finding."""
-    try:
-        run(trial)
-    except Exception as exc:
-        came_of: BaseException | None = exc
-        while came_of is not None:
-            if isinstance(came_of, KeyboardInterrupt):
-                raise came_of from None
-            came_of = came_of.__context__
-        raise
 
 
 def _at(trial: Trial, what: str) -> str:

@@ -20,6 +20,8 @@ PATIENCE_S_PER_GIB = 60.0
 """More for a large model: a wedged engine is told from a slow one late, but never wrongly."""
 OPTIONS = ("--metrics", "--cache-ram", "0")
 """Of every engine: the cache of old prompts would take memory that nobody counted."""
+SLOT_TOKENS = 500
+"""That a conversation of a scenario may come to, whatever the tokenizer."""
 _T = TypeVar("_T")
 
 
@@ -101,24 +103,31 @@ class Trial:
     scale: Scale = Scale.QUICK
     told: Callable[[str], None] = lambda _: None
     """Called with every step."""
+    slot_tokens: int = 0
+    """Tokens that a slot has to have room for."""
     measured: list[Measured] = field(default_factory=list)
     step: str = ""
 
     @contextmanager
     def engine(self, *options: str) -> Iterator[Engine]:
-        """Yield an engine with empty slots in its first geometry; the step is the same after it."""
+        """Yield an engine with empty slots in its first geometry; the step is the same after it.
+
+        Raises `Skipped` where the model does not take what the scenario needs in a slot.
+        """
         step = self.step
         self.now("an engine starts")
         with self.engines.engine(*options) as live:
+            live.room_for(self.slot_tokens)
             self.now(step)
             yield live
 
     @contextmanager
     def daemon(self, **settings: float) -> Iterator[Daemon]:
-        """Yield a daemon whose engine is ready; the step is the same after it."""
+        """Yield a daemon whose engine is ready; as `engine` otherwise."""
         step = self.step
         self.now("a daemon and its engine start")
         with self.engines.daemon(**settings) as daemon:
+            daemon.engine().room_for(self.slot_tokens)
             self.now(step)
             yield daemon
 
@@ -159,6 +168,8 @@ class Scenario:
     """How many engines it starts that no other scenario shares."""
     instead: Callable[[Trial], None] | None = None
     """What is compared where runs are not reproducible."""
+    slot_tokens: int = SLOT_TOKENS
+    """It is skipped where the model does not take so many in a slot."""
 
     @property
     def id(self) -> str:
@@ -175,13 +186,14 @@ def scenario(
     n_steps: tuple[int, int],
     n_loads: tuple[int, int] = (0, 0),
     instead: Callable[[Trial], None] | None = None,
+    slot_tokens: int = SLOT_TOKENS,
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """Add a function to the scenarios; its module is the suite, its name is its own."""
 
     def add(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
         suite = run.__module__.rpartition(".")[2]
         name = run.__name__.replace("_", "-")
-        added = Scenario(name, suite, title, run, n_steps, n_loads, instead)
+        added = Scenario(name, suite, title, run, n_steps, n_loads, instead, slot_tokens)
         if added.id in _all:
             raise ValueError(f"two scenarios are called {added.id}")
         _all[added.id] = added

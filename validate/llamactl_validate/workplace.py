@@ -33,12 +33,17 @@ class Workplace:
         check_paths()
         # Not below a test's own directory: a socket's path is bounded.
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = None
         self.paths = _paths(self.path)
-        self._lock = _locked(self.path)
         self.socket = self.path / SOCKET
         self.slot_files = self.path / "slots"
-        self.slot_files.mkdir(mode=0o700)
         self.log = self.path / "log"
+        try:
+            self._lock = _locked(self.path)
+            self.slot_files.mkdir(mode=0o700)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Remove it; an engine whose warden was killed has outlived that, and ends first."""

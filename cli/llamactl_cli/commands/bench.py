@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from llamactl_supervisor.errors import ExitCode
+from llamactl_supervisor.errors import ExitCode, FailedError
 
-from llamactl_cli import text
+from llamactl_cli import text, versions
+from llamactl_cli.interrupts import interruptible
 from llamactl_cli.moments import span
 from llamactl_cli.options import Engine, Model
 from llamactl_cli.provide import Provider, given_engine, provided
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from llamactl_bench.record import Record
     from llamactl_bench.report import Report
 
+    from llamactl_cli.interrupts import Heard
     from llamactl_cli.output import Output
 
 UNPATCHED = "unpatched"
 BUDGET = "20m"
+NOTHING_MEASURED = "nothing_measured"
 
 
 @dataclass(frozen=True)
@@ -121,15 +124,23 @@ def bench(
     go when memory is short, gone with the command. They compute as urgently as anything else, so
     that a busy machine disturbs the numbers, and is disturbed; the report says where it did. Each
     finished cell is kept until it is measured anew, whatever else is measured: what an interrupt or
-    the budget cut off is measured by --resume. Exit 0: measured; 1: a cell failed; 2: not run, for
-    it does not fit; 5: another one is measuring.
+    the budget cut off is measured by --resume. Exit 0: measured, now or before; 1: a cell failed,
+    or there is no number at all; 2: not run, for it does not fit or makes no sense; 5: another one
+    is measuring; 130, 143, 129: interrupted by Ctrl-C, SIGTERM or SIGHUP, and what was measured
+    until then is reported.
     """
-    from llamactl_bench import grid, machine, record, room
+    from llamactl_bench import grid
     from llamactl_bench import plots as drawing
+    from llamactl_bench.cell import Table
     from llamactl_bench.measure import Subject
-    from llamactl_supervisor.config import load_paths
+    from llamactl_validate import running
 
     output: Output = ctx.obj
+    if baseline not in (None, UNPATCHED):
+        _given_baseline(Path(baseline))
+    if baseline is None and Table.SPEED in _tables(table or []):
+        message = "compares two engines: name the other one with --baseline"
+        raise typer.BadParameter(message, param_hint=f"--table {Table.SPEED}")
     cells = grid.cells(quick=quick, speed=baseline is not None, tables=_tables(table or []))
     if only_list:
         output.emit(ListView(cells))
@@ -139,6 +150,29 @@ def bench(
         _writable(plots)
     program, weights = provided(output, engine, model)
     subject = Subject(program, _baseline(output, baseline, program), weights)
+    with interruptible(running.end_all) as heard:
+        outcomes = _outcomes(output, cells, subject, budget, resume=resume, yes=yes)
+        report = _report(subject, _against(baseline), outcomes, cells, interrupted=heard.code != 0)
+        _finish(output, report, plots, as_markdown, heard)
+
+
+def _outcomes(
+    output: Output,
+    cells: Sequence[Cell],
+    subject: Subject,
+    budget: timedelta,
+    *,
+    resume: bool,
+    yes: bool,
+) -> list[Outcome]:
+    """Return what was found in the cells, now or before; an interrupt leaves the rest out."""
+    from llamactl_bench import grid, machine, record, room
+    from llamactl_supervisor.config import load_paths
+    from llamactl_validate.workplace import sweep
+
+    for path in sweep():  # it may be what leaves no room
+        output.say(f"removed {path}, which a killed run left behind")
+    program, weights = subject.program, subject.model
     here = machine.look()
     speed = grid.Speed.of(weights.stat().st_size, here.cores)
     programs = {"engine": program, "baseline": subject.baseline}
@@ -154,10 +188,10 @@ def bench(
             output.say(f"{text.count(len(before), 'cell')} measured before{told}")
         known = {each.cell for each in outcomes}
         wanted = [cell for cell in cells if cell not in known]
-        need_one = not outcomes
-        too_large, needs = (
-            ([], ()) if yes else room.fitting(program, weights, wanted, required=need_one)
-        )
+        need_one = not outcomes and not yes
+        too_large, needs = room.fitting(program, weights, wanted, required=need_one)
+        if yes:
+            too_large = []
         outcomes += too_large
         without = {each.cell for each in too_large}
         wanted = [cell for cell in wanted if cell not in without]
@@ -173,7 +207,7 @@ def bench(
         if kept.n_lost:
             lost = text.count(kept.n_lost, "cell")
             output.say(f"{path}: {lost} could not be kept for --resume: {kept.why_lost}")
-    _finish(output, _report(subject, _against(baseline), outcomes, cells), plots, as_markdown)
+    return outcomes
 
 
 def _run(
@@ -186,10 +220,7 @@ def _run(
     here: Machine,
 ) -> list[Outcome]:
     from llamactl_bench import grid, runner
-    from llamactl_validate.workplace import sweep
 
-    for path in sweep():
-        output.say(f"removed {path}, which a killed run left behind")
     outcomes: list[Outcome] = []
     redrawn = sys.stderr.isatty()
 
@@ -197,7 +228,7 @@ def _run(
         if redrawn:
             news(f"{cell}: {now}")
 
-    with output.activity("starts") as news:
+    with suppress(KeyboardInterrupt), output.activity("starts") as news:
         spent = grid.Budget(budget.total_seconds())
         for outcome in runner.run(cells, subject, kept, speed, spent, here, step):
             outcomes.append(outcome)
@@ -207,7 +238,12 @@ def _run(
 
 
 def _report(
-    subject: Subject, against: str, outcomes: Sequence[Outcome], cells: Sequence[Cell]
+    subject: Subject,
+    against: str,
+    outcomes: Sequence[Outcome],
+    cells: Sequence[Cell],
+    *,
+    interrupted: bool,
 ) -> Report:
     from llamactl_bench.report import Report
 
@@ -219,22 +255,44 @@ def _report(
         outcomes=tuple(outcomes),
         n_cells=len(cells),
         took_s=sum(each.took_s for each in outcomes),
+        interrupted=interrupted,
     )
 
 
-def _finish(output: Output, report: Report, plots: Path | None, as_markdown: bool) -> None:
-    """Write the report; fail where a cell has."""
+def _finish(
+    output: Output, report: Report, plots: Path | None, as_markdown: bool, heard: Heard
+) -> None:
+    """Write the report; fail where a cell has, or where there is no number at all."""
     from llamactl_bench import plots as drawing
 
     if plots is not None:
         for path in drawing.write(plots, report.outcomes, report.against):
             output.say(f"wrote {path}")
-    if report.n_left:
+    if report.n_left and not report.interrupted:
         left = text.count(report.n_left, "cell")
         output.say(f"{left} left out for the budget: the same words with --resume go on")
     output.emit(ReportView(report, as_markdown))
+    heard.leave()
     if report.failed:
         raise typer.Exit(ExitCode.FAILED)
+    if not report.measured:
+        raise _nothing(report)
+
+
+def _nothing(report: Report) -> FailedError:
+    """Return why there is no number, and what would help."""
+    n_left, n_skipped = report.n_left, len(report.outcomes)
+    found = [
+        (n_left, "left out for the budget", "give it more time with --budget"),
+        (
+            n_skipped,
+            "skipped",
+            "the report says what each lacks: memory, or a model that takes more",
+        ),
+    ]
+    why = ", ".join(f"{text.count(n, 'cell')} {what}" for n, what, _ in found if n)
+    hint = "; ".join(help_ for n, _, help_ in found if n)
+    return FailedError(NOTHING_MEASURED, f"nothing was measured: {why}", hint=hint)
 
 
 def _tables(names: Sequence[str]) -> list[Any]:
@@ -253,8 +311,15 @@ def _baseline(output: Output, asked: str | None, program: Path) -> Path:
         return program
     if asked == UNPATCHED:
         return Provider(output).build(unpatched=True).path
-    given_engine(Path(asked), "--baseline")
     return Path(asked).absolute()
+
+
+def _given_baseline(path: Path) -> None:
+    """Prove that it is a llama-server, of whichever build."""
+    given_engine(path, "--baseline")
+    if versions.of_engine(str(path.absolute())) is None:
+        message = f"{path} is no llama-server: it does not say its version"
+        raise typer.BadParameter(message, param_hint="--baseline")
 
 
 def _against(asked: str | None) -> str:

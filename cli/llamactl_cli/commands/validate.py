@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import typer
 from llamactl_supervisor.errors import ExitCode
 
 from llamactl_cli import text
+from llamactl_cli.interrupts import interruptible
 from llamactl_cli.options import Engine, Model
 from llamactl_cli.provide import provided
 
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
     from llamactl_validate.runner import Row
     from llamactl_validate.scenario import Engines, Scale, Scenario
 
+    from llamactl_cli.interrupts import Heard
     from llamactl_cli.output import Output
 
 STEP_COLUMNS = 48
+OF_ITS_OWN_ENGINES = {"--suite", "--model", "--engine", "--full", "--quick", "--list", "--yes"}
+OF_ANOTHER_ENGINE = {"--api-key-file"}
+"""Options that would change nothing otherwise."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class ReportView:
     def _line(self) -> str:
         counts = self.report.counts
         told = [f"{n} {verdict}" for verdict, n in counts.items() if n or verdict == "failed"]
+        if self.report.shows_nothing:
+            why = "; ".join(dict.fromkeys(row.why for row in self.report.rows))
+            told.insert(0, f"nothing was shown ({text.printable(why)})")
         took = text.seconds(self.report.took_s)
         return f"{self.report.verdict}: {', '.join(told)} in {took}, on {self.report.model}"
 
@@ -96,8 +104,9 @@ def validate(
     model: Model = None,
     engine: Engine = None,
     full: Annotated[
-        bool, typer.Option("--full/--quick", help="All cycles, or as many as fit into minutes.")
+        bool, typer.Option("--full", help="All cycles, not as many as fit into minutes.")
     ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The opposite, and the default.")] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit's XML there, too.")
     ] = None,
@@ -122,18 +131,22 @@ def validate(
 ) -> None:
     """Show on your model and machine that a change of a running engine loses nothing.
 
-    Starts engines of its own on a private socket: they compute when nothing else does, are the
-    first to go when memory is short, and end with this command. What runs is not touched. Without
-    --model and --engine those of the configuration, else SmolLM2 135M and the engine that
-    `llamactl build` makes. Exit 0: passed; 1: something failed; 2: not run, for it does not fit,
-    or nothing could be shown; 130: interrupted, and what was found until then is reported.
+    Starts engines of its own on a private socket: they have the lowest priority, yet still take a
+    little beside a busy machine, are the first to go when memory is short, and end with this
+    command. What runs is not touched. Without --model and --engine those of the configuration, else
+    SmolLM2 135M and the engine that `llamactl build` makes. Exit 0: passed; 1: something failed;
+    2: not run, for it does not fit or makes no sense, or nothing could be shown; 130, 143, 129:
+    interrupted by Ctrl-C, SIGTERM or SIGHUP, and what was found until then is reported.
     """
-    from llamactl_validate import preflight
+    from llamactl_validate import preflight, running
     from llamactl_validate.scenario import Engines, Scale
     from llamactl_validate.suites import scenarios
     from llamactl_validate.workplace import sweep
 
     output: Output = ctx.obj
+    if full and quick:
+        raise typer.BadParameter("give one of the two", param_hint="--quick with --full")
+    _refuse_without_sense(ctx, attach)
     chosen = _chosen(scenarios(), suite or [])
     if only_list:
         output.emit(ListView(chosen))
@@ -141,19 +154,21 @@ def validate(
     if junit is not None and (junit.is_dir() or not os.access(junit.absolute().parent, os.W_OK)):
         raise typer.BadParameter(f"{junit} cannot be written", param_hint="--junit")
     if attach is not None:
-        _finish(output, _look(output, attach, api_key_file), junit)
+        with interruptible(running.end_all) as heard:
+            _finish(output, _look(output, attach, api_key_file), junit, heard)
         return
     program, weights = provided(output, engine, model)
     scale = Scale.FULL if full else Scale.QUICK
+    for path in sweep():  # it may be what leaves no room
+        output.say(f"removed {path}, which a killed run left behind")
     plan = preflight.plan(program, weights, chosen, scale)
     output.say(_told(plan))
     if not yes:
         plan.refuse()
-    for path in sweep():
-        output.say(f"removed {path}, which a killed run left behind")
-    engines = Engines(program, weights)
-    report = _run(output, chosen, engines, scale, str(weights), plan)
-    _finish(output, report, junit)
+    with interruptible(running.end_all) as heard:
+        engines = Engines(program, weights)
+        report = _run(output, chosen, engines, scale, str(weights), plan)
+        _finish(output, report, junit, heard)
 
 
 def _run(
@@ -170,17 +185,19 @@ def _run(
 
     began = time.monotonic()
     rows: list[Row] = []
-    try:
-        with (
-            _progress(output, len(chosen)) as progress,
-            closing(runner.run(chosen, engines, scale, progress.step)) as ended,
-        ):
-            for row in ended:
-                rows.append(row)
-                progress.ended(row)
-    except KeyboardInterrupt:
-        left = chosen[len(rows) :]
-        rows += [runner.Row(each, runner.Verdict.INTERRUPTED, "", (), 0.0) for each in left]
+    with (
+        suppress(KeyboardInterrupt),
+        _progress(output, len(chosen)) as progress,
+        closing(runner.run(chosen, engines, scale, progress.step)) as ended,
+    ):
+        for row in ended:
+            rows.append(row)
+            progress.ended(row)
+    met = any(row.verdict is runner.Verdict.INTERRUPTED for row in rows)
+    for each in chosen[len(rows) :]:
+        why = "" if met else runner.BEFORE_A_STEP
+        rows.append(runner.Row(each, runner.Verdict.INTERRUPTED, why, (), 0.0))
+        met = True
     took_s = time.monotonic() - began
     return Report(what, str(engines.program), scale, tuple(rows), took_s, plan)
 
@@ -197,7 +214,21 @@ def _look(output: Output, where: str, key_file: Path | None) -> Report:
         return _run(output, running.scenarios(), none, Scale.QUICK, where)
 
 
-def _finish(output: Output, report: Report, junit: Path | None) -> None:
+def _refuse_without_sense(ctx: typer.Context, attach: str | None) -> None:
+    """Refuse options that would change nothing: most of them for an engine that is looked at."""
+    ignored = OF_ITS_OWN_ENGINES if attach is not None else OF_ANOTHER_ENGINE
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.opts[0] in ignored and ctx.params[str(param.name)]
+    ]
+    if given:
+        how = "with" if attach is not None else "without"
+        message = f"has no use {how} --attach"
+        raise typer.BadParameter(message, param_hint=", ".join(given))
+
+
+def _finish(output: Output, report: Report, junit: Path | None, heard: Heard) -> None:
     """Write the report; exit with its verdict."""
     from llamactl_validate.runner import Verdict
 
@@ -208,8 +239,7 @@ def _finish(output: Output, report: Report, junit: Path | None) -> None:
         except OSError as exc:
             output.say(f"{junit} could not be written: {exc.strerror}")
             raise typer.Exit(ExitCode.FAILED) from exc
-    if report.verdict is Verdict.INTERRUPTED:
-        raise typer.Exit(ExitCode.INTERRUPTED)
+    heard.leave()
     if report.verdict is Verdict.FAILED:
         raise typer.Exit(ExitCode.FAILED)
     if report.verdict is not Verdict.PASSED:

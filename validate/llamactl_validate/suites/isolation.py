@@ -40,7 +40,9 @@ def keep_apart(content: str, whose: int, all_of_them: list[str]) -> bool:
     return all_of_them[whose] in content
 
 
-@scenario("no conversation sees another one's key across changes", n_steps=(450, 2200))
+@scenario(
+    "no conversation sees another one's key across changes", n_steps=(450, 2200), slot_tokens=170
+)
 def canaries_across_changes(trial: Trial) -> None:
     """Eight conversations that each know one key, in slots that come and go."""
     n_operations = trial.number(45, 300)
@@ -155,6 +157,7 @@ class Canaries:
 @scenario(
     "no conversation sees another one's key across pages and files, and all memory comes back",
     n_steps=(500, 2500),
+    slot_tokens=50,
 )
 def canaries_across_pages(trial: Trial) -> None:
     """Each is in a slot, a page or a file, or was replaced by name; none mixes."""

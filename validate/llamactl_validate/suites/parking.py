@@ -27,6 +27,8 @@ LONG: Json = GREEDY | {"n_predict": 100, "cache_prompt": False, "n_probs": 0}
 SMALL = 512
 """Tokens of a geometry whose slots cannot hold a long conversation."""
 N_LONG = 400
+LASTING = 1000
+"""Tokens that are not written before a client has hung up."""
 
 
 @scenario("a slot past the last one is parked, and comes back to its place", n_steps=(120, 120))
@@ -172,7 +174,9 @@ def sampler(trial: Trial) -> None:
         trial.measure("characters compared", len(control))
 
 
-@scenario("a parked generation whose client is gone is freed", n_steps=(20, 20))
+@scenario(
+    "a parked generation whose client is gone is freed", n_steps=(20, 20), slot_tokens=LASTING
+)
 def client_gone(trial: Trial) -> None:
     """Nobody would ever read the rest."""
     with trial.engine() as live:

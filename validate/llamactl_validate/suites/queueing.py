@@ -52,7 +52,11 @@ def _watched(live: Engine) -> Iterator[_Health]:
         watching.result()
 
 
-@scenario("every request that comes during changes is answered in full", n_steps=(400, 2000))
+@scenario(
+    "every request that comes during changes is answered in full",
+    n_steps=(400, 2000),
+    slot_tokens=40,
+)
 def answered(trial: Trial) -> None:
     """Streamed and not, more of them than there are slots; one in five hangs up."""
     n_requests, n_changes = trial.number(40, 200), trial.number(12, 50)
@@ -91,7 +95,9 @@ def answered(trial: Trial) -> None:
         expect("what is still parked", live.props()["parked"], [])
 
 
-@scenario("changes that meet are taken one by one, or refused by name", n_steps=(10, 10))
+@scenario(
+    "changes that meet are taken one by one, or refused by name", n_steps=(10, 10), slot_tokens=90
+)
 def changes_that_meet(trial: Trial) -> None:
     """Four callers, until two have met."""
     with trial.engine() as live:
@@ -113,7 +119,11 @@ def changes_that_meet(trial: Trial) -> None:
         expect("tokens of an answer afterwards", said["tokens_predicted"], BODY["n_predict"])
 
 
-@scenario("a quiet engine ends what runs, starts nothing, and loses no request", n_steps=(300, 300))
+@scenario(
+    "a quiet engine ends what runs, starts nothing, and loses no request",
+    n_steps=(300, 300),
+    slot_tokens=120,
+)
 def quiet(trial: Trial) -> None:
     """As it is before an engine is replaced."""
     running, waiting = BODY | {"prompt": TALE, "n_predict": 60}, BODY | {"prompt": TALE[:40]}

@@ -55,7 +55,9 @@ def refused(answer: Answer, status: int, reason: str) -> dict[str, object]:
     return error
 
 
-@scenario("a change that makes no sense is told why, and touches nothing", n_steps=(1, 1))
+@scenario(
+    "a change that makes no sense is told why, and touches nothing", n_steps=(1, 1), slot_tokens=1
+)
 def nonsense(trial: Trial) -> None:
     """Numbers out of range, other types, unknown fields, and what is no JSON object."""
     with trial.engine() as live:

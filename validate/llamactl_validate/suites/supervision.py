@@ -30,6 +30,8 @@ CHUNKS_BEFORE = 5
 """Of a stream, before something is done to the engine or the daemon."""
 TALE = "Once upon a time there was a lighthouse keeper who kept a fox. Every evening"
 ENDLESS: Json = {"prompt": TALE, "n_predict": 2000, "temperature": 0, "ignore_eos": True}
+LASTING = 1000
+"""Tokens that are not written before the engine or its daemon has ended."""
 TOO_FAST = "an answer comes to its end before the daemon can be killed"
 
 
@@ -37,6 +39,7 @@ TOO_FAST = "an answer comes to its end before the daemon can be killed"
     "an engine that is killed is loaded again; what is in files comes back",
     n_steps=(200, 200),
     n_loads=(2, 2),
+    slot_tokens=LASTING,
 )
 def crash(trial: Trial) -> None:
     """The rest of what it held is lost, and that is said: no slot and no page pretends."""
@@ -109,7 +112,12 @@ def _refusal(daemon: Daemon, page: str) -> str:
     raise Failed(f"page {page} was placed, which nothing holds")
 
 
-@scenario("an engine that hangs is found, and replaced", n_steps=(60, 60), n_loads=(2, 2))
+@scenario(
+    "an engine that hangs is found, and replaced",
+    n_steps=(60, 60),
+    n_loads=(2, 2),
+    slot_tokens=LASTING,
+)
 def wedge(trial: Trial) -> None:
     """It is stopped from outside in the middle of an answer; the record says what proved it."""
     with ThreadPoolExecutor(1) as pool, trial.daemon(wedge_idle_s=WEDGE_IDLE_S) as daemon:
