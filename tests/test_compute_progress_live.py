@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from live_engine import LiveEngine, live_engine
+from live_engine import PATIENCE_S, LiveEngine, live_engine
 from sandbox import until
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_a_batch_that_takes_long_is_seen_to_move(engine_path: Path, model_path: 
                 seen.add(found["n_ubatches"] - before)
             return not asked.is_alive()
 
-        until(ended)
+        until(ended, within_s=PATIENCE_S)
         asked.join()
         until(lambda: not progress(live)["is_working"])
         computed = progress(live)["n_ubatches"] - before
