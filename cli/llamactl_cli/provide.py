@@ -24,9 +24,9 @@ def unnamed_engine(loaded: Loaded) -> str | None:
     """Return llamactl's engine if it is built, and no configuration or last engine names one."""
     from llamactl_builder.build import cached_engine
     from llamactl_builder.errors import BuilderError
-    from llamactl_supervisor import groundwork
+    from llamactl_supervisor import groundwork, remains
 
-    if groundwork.names_engine(loaded):
+    if groundwork.names_engine(loaded.config, remains.desired(loaded.paths)):
         return None
     os.environ.update(loaded.paths.env())  # all that the builder knows of a configuration
     with suppress(BuilderError):  # without a compiler it cannot tell which would be its own

@@ -36,16 +36,14 @@ def problems(loaded: Loaded, built: str | None) -> list[LlamactlError]:
     return found
 
 
-def names_engine(loaded: Loaded) -> bool:
+def names_engine(config: Config, last: UpRequest | None) -> bool:
     """Say whether the configuration, or else the last engine, names a llama-server."""
-    last = store.peek(loaded.paths.state_file).desired
-    return loaded.config.engine.engine_path is not None or last is not None
+    return config.engine.engine_path is not None or last is not None
 
 
 def require_engine(config: Config, last: UpRequest | None, built: str | None) -> None:
     """Raise `config_invalid` when a model is configured and there is no llama-server for it."""
-    engine = config.engine
-    if engine.model is not None and not (engine.engine_path or last or built):
+    if config.engine.model is not None and built is None and not names_engine(config, last):
         raise error(
             Code.CONFIG_INVALID,
             "engine.model is configured, engine.engine_path is not: no llama-server is known",

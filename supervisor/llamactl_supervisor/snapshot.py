@@ -159,10 +159,10 @@ class Snapshot:
     configured since and waits for the next daemon.
 
     `carry` is on the way before the TERM of STOPPING, and after the load of STARTING; `carried` is
-    what came of it, until an operation has told that; `slept`: of an engine that was
-    asleep. `built` is the llama-server that is run where nothing names one. `closed_at` is when an
-    engine got its TERM in whose place another one has yet to listen, and `port_closed_s` how long
-    that took, until told.
+    what came of it, until an operation has told that; `slept`: of an engine that was asleep.
+    `closed_at` is when an engine got its TERM in whose place another one has yet to listen, and
+    `port_closed_s` how long that took, until told. `built` is the llama-server that is run where
+    nothing names one.
     """
 
     seed: UUID
