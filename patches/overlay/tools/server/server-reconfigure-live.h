@@ -52,7 +52,8 @@ struct server_reconfigure_live final : server_reconfigure_engine {
     server_slot * find_parked(const std::string & cmpl_id) const;   // of a running completion
     json          parked_slots() const;                             // for /slots
     void          forget_parked(const std::string & name);          // its page is used or dropped
-    void          adopt(const std::shared_ptr<server_page> & page, const server_slot & from, int32_t id_home); // parked from here on
+    void          prepare_adopt(const std::shared_ptr<server_page> & page, const server_slot & from, int32_t id_home);
+    void          adopt();                                          // what was prepared is parked from here on
 
     bool has_draft() const;
 
