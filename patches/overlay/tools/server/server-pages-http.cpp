@@ -13,6 +13,14 @@ bool server_page_has_files(const std::string & action) {
     return action == "spill" || action == "save" || action == "restore";
 }
 
+static json parse_object(const std::string & body) {
+    const json res = json::parse_no_throw(body);
+    if (!res.is_object()) {
+        throw std::invalid_argument("the body has to be a JSON object");
+    }
+    return res;
+}
+
 // what a body may say
 struct file_body {
     std::string filename;
@@ -29,10 +37,7 @@ static file_body parse_body(const server_page_words & words) {
         return res;
     }
 
-    const json body = json::parse_no_throw(words.body);
-    if (!body.is_object()) {
-        throw std::invalid_argument("the body has to be a JSON object");
-    }
+    const json body = parse_object(words.body);
 
     if (body.contains("filename")) {
         if (!body.at("filename").is_string()) {
@@ -61,10 +66,7 @@ static int32_t parse_home(const server_page_words & words) {
         return -1;
     }
 
-    const json body = json::parse_no_throw(words.body);
-    if (!body.is_object()) {
-        throw std::invalid_argument("the body has to be a JSON object");
-    }
+    const json body = parse_object(words.body);
     if (!body.contains("home")) {
         return -1;
     }
