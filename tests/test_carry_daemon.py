@@ -361,8 +361,10 @@ def test_an_apply_that_one_of_the_two_engines_cannot_follow_is_refused(
 
 
 def test_a_question_for_quiet_that_is_never_answered_is_given_up(box: Sandbox) -> None:
+    """By a restart and by a stop, which does not wait until the engine was told to go on."""
+    box.env["LLAMACTL_PROBE_S"] = "1"  # to answer that is no work
     pid = up(box)
-    box.say(quiesce_s=1.0)
+    box.say(quiesce_s=600.0)
     with pytest.raises(LlamactlError) as caught:
         box.client.wait_operation(box.client.restart(), timeout_s=WITHIN_S)
     assert caught.value.code == "carry_failed"
@@ -374,6 +376,17 @@ def test_a_question_for_quiet_that_is_never_answered_is_given_up(box: Sandbox) -
     report = ended(box, box.client.stop())
     assert report.problem is not None
     assert "did not become quiet" in report.problem.message
+
+
+def test_a_batch_that_outlasts_the_time_of_requests_costs_nothing(box: Sandbox) -> None:
+    """The engine answers between two batches: after longer than requests have to end."""
+    box.env["LLAMACTL_DRAIN_S"] = "0.5"
+    up(box)
+    box.say(quiesce_s=2.0)
+    report = ended(box, box.client.stop())
+    assert report.problem is None
+    assert sorted(told(report.conversations)) != []
+    assert {each.fate for each in report.conversations} == {"written"}
 
 
 def test_an_engine_that_does_not_say_what_it_holds_is_soon_given_up(box: Sandbox) -> None:

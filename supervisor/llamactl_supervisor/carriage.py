@@ -37,6 +37,7 @@ class Carriage:
     ) -> None:
         self._paths, self._settings, self._post, self._client = paths, settings, post, client
         self._one = asyncio.Lock()
+        self._is_asked_out = False
         self._known = Manifest()
         self._cut: int | None = None
 

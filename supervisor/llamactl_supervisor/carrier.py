@@ -68,7 +68,9 @@ class Carrier(Carriage):
 
         Of an engine that ends meanwhile only that: its end is told by who watches it.
         """
+        self._is_asked_out = True
         async with self._one:
+            self._is_asked_out = False
             writing = Writing(self, effect)
             report = await writing.run()
         if writing.hung_up and await ends(effect.process.engine):
@@ -103,9 +105,9 @@ class Carrier(Carriage):
                 await self._forget(effect.process)
 
     async def _go_on(self, process: EngineProcess) -> ev.EngineFacts | None:
-        """Let requests start, however long it takes; None: nobody listens there any more."""
+        """Let requests start, however long it takes; None: nobody listens, or it is to end now."""
         complaint = None
-        while procfs.alive(process.engine):
+        while procfs.alive(process.engine) and not self._is_asked_out:
             try:
                 client = self._client(process)
                 await client.quiesce(is_quiet=False, timeout_s=ANSWER_S)

@@ -24,6 +24,7 @@ from llamactl_supervisor.models import (
 
 if TYPE_CHECKING:
     from llamactl_supervisor.carriage import Carriage
+    from llamactl_supervisor.models import Quiet
 
 log = logging.getLogger("llamactl.carrier")
 
@@ -89,14 +90,10 @@ class Writing:
     async def _drain(self) -> bool:
         """Return once nothing is in progress any more; False: the engine does not know this."""
         drain_s, named = self._carriage.settings.drain_s, False
-        self._go_on_to(f"asking the engine to be quiet, {_until(drain_s)}")
         while True:
             is_cut = self._carriage.is_cut(self._effect.generation)
             left_s = 0.0 if is_cut else drain_s - (time.monotonic() - self._began)
-            try:
-                told = await self._client.quiesce(is_quiet=True, cut=left_s <= 0, timeout_s=drain_s)
-            except LlamactlError as exc:
-                raise error(exc.code, f"the engine did not become quiet: {exc.message}") from exc
+            told = await self._ask_for_quiet(cut=left_s <= 0, is_first=not named)
             if told is None:
                 return False
             self._n_cut += told.n_cut
@@ -115,6 +112,22 @@ class Writing:
             self._post(text)
             await asyncio.sleep(min(DRAIN_POLL_S, left_s))
 
+    async def _ask_for_quiet(self, *, cut: bool, is_first: bool) -> Quiet | None:
+        """Have it be quiet, or cut as well; None: it does not know this.
+
+        It answers between two batches. One may take longer than requests have to end: all that the
+        engine holds is lost if it is not waited for, unless the engine does nothing at all.
+        """
+        settings, engine = self._carriage.settings, self._effect.process.engine
+        patience_s = max(settings.drain_s, settings.carry_s)
+        if is_first:
+            self._go_on_to(f"asking the engine to be quiet, {_until(patience_s)}")
+        asked = self._client.quiesce(is_quiet=True, cut=cut, timeout_s=patience_s)
+        try:
+            return await mute.answer(asked, engine, "whether it is quiet")
+        except LlamactlError as exc:
+            raise error(exc.code, f"the engine did not become quiet: {exc.message}") from exc
+
     async def _name_all(self) -> None:
         """Name what would be lost if the engine ended before it is quiet, where it soon says so."""
         with contextlib.suppress(LlamactlError, TimeoutError):
@@ -132,6 +145,8 @@ class Writing:
         self._told.clear()
         until = time.monotonic() + carriage.settings.carry_s
         manifest = await carriage.read()
+        if older := manifest.held_by(self._effect.process.instance_id):
+            manifest = await carriage.forget(manifest, older)
         taker = await carriage.taker(self._effect.process, self._effect.request)
         for _ in range(ROUNDS_MAX):
             new = await self._held(taker, seen)
