@@ -7,6 +7,8 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 # What `make test` does, in this order: all of it, whatever fails. Each is a target too.
 STAGES  := lint patches native python engine docs-check
+# These tests wait for processes, each in a place of its own: two at a time take little longer.
+WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
 # What `make nightly` does, for one to four hours; what it finds is in REPORTS.
 NIGHTLY := nightly-fuzz nightly-validate nightly-bench
 REPORTS := reports
@@ -30,7 +32,7 @@ patches: .venv/installed-test
 	$(BIN)/python -m llamactl_builder verify
 
 native python engine docs-check: .venv/installed-test
-	$(BIN)/python -m pytest --stage $@
+	$(BIN)/python -m pytest --stage $@ $(if $(filter python engine,$@),$(WORKERS))
 
 nightly:
 	@ci/stages $(MAKE) $(NIGHTLY)

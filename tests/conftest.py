@@ -6,19 +6,21 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 from llamactl_builder import build, models
+from llamactl_builder.errors import BuilderError
 from llamactl_builder.progress import TerminalProgress
+from llamactl_validate import ports
 from stages import NEEDS_AN_ENGINE, Stage
 from tiny_models import TinyModels, ensure
 from upstream_fixture import make_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from _pytest.fixtures import SubRequest
 
@@ -36,7 +38,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# The python3 that programs of tests ask for: one that a version manager starts takes ten times as
+# long to be there.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
+MEASURED = "measured"
+"""The property of a test that says what it has measured."""
 CHANGING = {"PYTEST_CURRENT_TEST", "PYDANTIC_DISABLE_PLUGINS"}
 """Variables that are pytest's to change, and what the command sets for good in its own process."""
 
@@ -45,6 +52,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--stage`: the tests of one stage of `make test`."""
     help_ = "run the tests of this stage only"
     parser.addoption("--stage", type=Stage, choices=list(Stage), help=help_)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each worker ports of its own: one that is free may be about to be another's."""
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker:
+        number, (first, end) = int(worker["workerid"].removeprefix("gw")), ports.FREE_PORTS
+        share = (end - first) // int(worker["workercount"])
+        ports.FREE_PORTS = (first + number * share, first + (number + 1) * share)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Build before tests begin: workers would not show it, and no test has so many minutes."""
+    config = session.config
+    stage: Stage | None = config.getoption("stage")
+    is_asked = stage in {Stage.ENGINE, Stage.DOCS} and not config.option.collectonly
+    if not is_asked or hasattr(config, "workerinput"):
+        return
+    try:
+        with shown_progress(config) as progress:
+            build.ensure_engine(progress=progress)
+            models.ensure_default_model(progress)
+            if stage == Stage.ENGINE:
+                ensure(lambda: build.ensure_test_tools(progress=progress).directory)
+    except BuilderError as exc:
+        pytest.exit(f"there is no engine to test: {exc}", returncode=1)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell what tests have measured: it is no verdict, and worth a look."""
+    told = [
+        f"{report.nodeid}: {value}"
+        for report in terminalreporter.stats.get("passed", ())
+        for name, value in report.user_properties
+        if name == MEASURED and report.when == "call"
+    ]
+    if told:
+        terminalreporter.section(MEASURED)
+        terminalreporter.write_line("\n".join(told))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -85,9 +131,9 @@ def _environment() -> Iterator[None]:
 
 
 @contextmanager
-def shown_progress(request: pytest.FixtureRequest) -> Iterator[TerminalProgress]:
+def shown_progress(config: pytest.Config) -> Iterator[TerminalProgress]:
     """Yield a progress that the terminal shows; what takes minutes must not look hung."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
+    capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled(), TerminalProgress() as progress:
         yield progress
 
@@ -95,14 +141,14 @@ def shown_progress(request: pytest.FixtureRequest) -> Iterator[TerminalProgress]
 @pytest.fixture(scope="session")
 def engine_path(request: pytest.FixtureRequest) -> Path:
     """The patched llama-server, built if it is not in the cache."""
-    with shown_progress(request) as progress:
+    with shown_progress(request.config) as progress:
         return build.ensure_engine(progress=progress).path
 
 
 @pytest.fixture(scope="session")
 def tools_dir(request: pytest.FixtureRequest) -> Path:
     """The directory of the engine's own test programs, built if they are not in the cache."""
-    with shown_progress(request) as progress:
+    with shown_progress(request.config) as progress:
         return build.ensure_test_tools(progress=progress).directory
 
 
@@ -120,7 +166,7 @@ def tiny(request: pytest.FixtureRequest) -> TinyModels:
 @pytest.fixture(scope="session")
 def model_path(request: pytest.FixtureRequest) -> Path:
     """The default model, fetched if it is not in the cache."""
-    with shown_progress(request) as progress:
+    with shown_progress(request.config) as progress:
         return models.ensure_default_model(progress)
 
 

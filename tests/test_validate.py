@@ -10,7 +10,7 @@ from llamactl_validate.scenario import Engines, Scale, Scenario, Trial
 from llamactl_validate.suites import scenarios
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -22,7 +22,9 @@ def engines(engine_path: Path, model_path: Path) -> Iterator[Engines]:
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(each, id=each.id) for each in scenarios()])
-def test_it_holds(engines: Engines, scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_holds(
+    engines: Engines, scenario: Scenario, record_property: Callable[[str, object], None]
+) -> None:
     trial = Trial(engines, Scale.FULL)
     try:
         scenario.run(trial)
@@ -33,5 +35,4 @@ def test_it_holds(engines: Engines, scenario: Scenario, capsys: pytest.CaptureFi
         engines.close()
         raise
     assert trial.measured
-    with capsys.disabled():
-        print(f"\n{scenario.id}: {', '.join(map(str, trial.measured))}")  # noqa: T201
+    record_property("measured", ", ".join(map(str, trial.measured)))
