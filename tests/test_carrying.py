@@ -205,13 +205,13 @@ def test_what_nobody_could_name_is_told_as_that() -> None:
 def test_patience_with_a_carrying_is_for_each_step_of_it() -> None:
     writing, now = STATES["writing"], NOW
     for _ in range(5):
-        now += 129
+        now += 159
         moved = ev.CarryMoved(1, "writing 2 of 3 conversations", ONE_LOST)
         writing, effects = play(writing, ev.Tick(), moved, now=now)
         assert effects == ()
     assert writing.carry is not None
     assert writing.carry.progress == "writing 2 of 3 conversations"
-    hung, effects = play(writing, ev.Tick(), now=now + 130)
+    hung, effects = play(writing, ev.Tick(), now=now + 160)
     record, signal = effects
     assert isinstance(record, ev.RecordCarried)
     assert record.report.conversations == ONE_LOST.conversations

@@ -43,7 +43,8 @@ class Writing:
 
     def __init__(self, carriage: Carriage, effect: ev.CarryOut) -> None:
         self._carriage, self._effect = carriage, effect
-        self._began = time.monotonic()
+        settings, self._began = carriage.settings, time.monotonic()
+        self._until = self._began + settings.drain_s + settings.carry_s
         self._n_cut = 0
         self._is_drained = False
         self.hung_up = False
@@ -118,11 +119,10 @@ class Writing:
         It answers between two batches. One may take longer than requests have to end: all that the
         engine holds is lost if it is not waited for, unless the engine does nothing at all.
         """
-        settings, engine = self._carriage.settings, self._effect.process.engine
-        patience_s = max(settings.drain_s, settings.carry_s)
+        engine, left_s = self._effect.process.engine, max(1.0, self._until - time.monotonic())
         if is_first:
-            self._go_on_to(f"asking the engine to be quiet, {_until(patience_s)}")
-        asked = self._client.quiesce(is_quiet=True, cut=cut, timeout_s=patience_s)
+            self._go_on_to(f"asking the engine to be quiet, {_until(left_s)}")
+        asked = self._client.quiesce(is_quiet=True, cut=cut, timeout_s=left_s)
         try:
             return await mute.answer(asked, engine, "whether it is quiet")
         except LlamactlError as exc:
@@ -143,7 +143,7 @@ class Writing:
     async def _write_all(self) -> None:
         carriage, seen = self._carriage, set[tuple[Place, int]]()
         self._told.clear()
-        until = time.monotonic() + carriage.settings.carry_s
+        until = min(self._until, time.monotonic() + carriage.settings.carry_s)
         manifest = await carriage.read()
         if older := manifest.held_by(self._effect.process.instance_id):
             manifest = await carriage.forget(manifest, older)

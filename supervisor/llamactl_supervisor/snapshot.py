@@ -383,9 +383,9 @@ def write_out(snapshot: Snapshot, now: float, *, may_lose: bool, waits: bool) ->
 
 
 def carry_patience_s(snapshot: Snapshot) -> float:
-    """Return how long a carrying may not move: what each of its steps is allowed, and some more."""
+    """Return how long a carrying may not move: all the time that a writing has, and some more."""
     settings = snapshot.settings
-    return max(2 * settings.drain_s, settings.carry_s) + CARRY_SLACK_S
+    return settings.drain_s + settings.carry_s + CARRY_SLACK_S
 
 
 def terminate(snapshot: Snapshot, now: float) -> Step:
