@@ -36,8 +36,6 @@ class Carriage:
         client: Callable[[EngineProcess], EngineClient],
     ) -> None:
         self._paths, self._settings, self._post, self._client = paths, settings, post, client
-        self._one = asyncio.Lock()
-        self._is_asked_out = False
         self._known = Manifest()
         self._cut: int | None = None
 

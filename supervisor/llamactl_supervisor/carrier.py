@@ -19,9 +19,12 @@ from llamactl_supervisor.process import ends
 from llamactl_supervisor.progress import ANSWER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
+    from llamactl_supervisor.engine import EngineClient
     from llamactl_supervisor.models import EngineProcess
+    from llamactl_supervisor.paths import Paths
+    from llamactl_supervisor.settings import Settings
 
 log = logging.getLogger("llamactl.carrier")
 
@@ -31,6 +34,17 @@ RETRY_S = 0.5
 
 class Carrier(Carriage):
     """One carrying at a time."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Callable[[], Settings],
+        post: Callable[[ev.Event], None],
+        client: Callable[[EngineProcess], EngineClient],
+    ) -> None:
+        super().__init__(paths, settings, post, client)
+        self._one = asyncio.Lock()
+        self._is_asked_out = False
 
     async def drop(self, file: str) -> PageReceipt | None:
         """Remove what the engine did not take and this file holds; None: there is no such file.
