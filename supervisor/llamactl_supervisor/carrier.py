@@ -115,7 +115,8 @@ class Carrier(Carriage):
     async def off(self, effect: ev.CarryOff) -> None:
         """Let the engine go on; what it holds is in no file any more."""
         async with self._one:
-            if await self._go_on(effect.process) is not None:
+            goes_on = await self._go_on(effect.process) is not None
+            if goes_on or (self._is_asked_out and procfs.alive(effect.process.engine)):
                 await self._forget(effect.process)
 
     async def _go_on(self, process: EngineProcess) -> ev.EngineFacts | None:

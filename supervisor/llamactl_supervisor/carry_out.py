@@ -145,8 +145,6 @@ class Writing:
         self._told.clear()
         until = min(self._until, time.monotonic() + carriage.settings.carry_s)
         manifest = await carriage.read()
-        if older := manifest.held_by(self._effect.process.instance_id):
-            manifest = await carriage.forget(manifest, older)
         taker = await carriage.taker(self._effect.process, self._effect.request)
         for _ in range(ROUNDS_MAX):
             new = await self._held(taker, seen)
