@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 # What `make test` does, in this order: all of it, whatever fails. Each is a target too.
 STAGES  := lint patches native python engine docs-check
-# These tests wait for processes, each in a place of its own: two at a time take little longer.
+# Tests have directories, sockets and ports of their own, but for those of documents.
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
 # What `make nightly` does, for one to four hours; what it finds is in REPORTS.
 NIGHTLY := nightly-fuzz nightly-validate nightly-bench
@@ -32,7 +32,7 @@ patches: .venv/installed-test
 	$(BIN)/python -m llamactl_builder verify
 
 native python engine docs-check: .venv/installed-test
-	$(BIN)/python -m pytest --stage $@ $(if $(filter python engine,$@),$(WORKERS))
+	$(BIN)/python -m pytest --stage $@ $(if $(filter-out docs-check,$@),$(WORKERS))
 
 nightly:
 	@ci/stages $(MAKE) $(NIGHTLY)

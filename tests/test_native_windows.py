@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import native_programs
 import pytest
-from llamactl_builder import paths
+from llamactl_builder import lock, paths
+from llamactl_builder.progress import silent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,15 +33,16 @@ def wine() -> dict[str, str]:
     if not shutil.which("wine"):
         pytest.skip("nothing runs programs for Windows here: install wine (Debian, Ubuntu)")
     prefix = paths.cache_dir() / "wine"
-    silent = {"WINEPREFIX": str(prefix), "WINEDEBUG": "-all"}
+    variables = {"WINEPREFIX": str(prefix), "WINEDEBUG": "-all"}
     # It would ask on a screen whether to fetch what these need.
-    env = os.environ | silent | {"WINEDLLOVERRIDES": "mscoree,mshtml="}
-    if not (prefix / "system.reg").is_file():
-        for words in (["wine", "wineboot", "--init"], ["wineserver", "--wait"]):
-            done = subprocess.run(
-                words, env=env, capture_output=True, text=True, check=False, timeout=300
-            )
-            assert done.returncode == 0, done.stderr
+    env = os.environ | variables | {"WINEDLLOVERRIDES": "mscoree,mshtml="}
+    with lock.held(paths.cache_dir() / ".wine.lock", "making wine's directory", silent):
+        if not (prefix / "system.reg").is_file():
+            for words in (["wine", "wineboot", "--init"], ["wineserver", "--wait"]):
+                done = subprocess.run(
+                    words, env=env, capture_output=True, text=True, check=False, timeout=300
+                )
+                assert done.returncode == 0, done.stderr
     return env
 
 
