@@ -46,8 +46,10 @@ def test_memory_is_told_by_what_is_mapped(tmp_path: Path) -> None:
     assert without is not None
     assert with_both.weights_bytes == 3 * 2**20
     assert without.weights_bytes == 2**20
-    assert without.files_bytes - with_both.files_bytes == 2 * 2**20
-    assert with_both.total_bytes == without.total_bytes == pytest.approx(rss, rel=0.1)
+    # Until it comes to rest, the program itself may take some pages more.
+    assert without.files_bytes - with_both.files_bytes == pytest.approx(2 * 2**20, rel=0.1)
+    assert with_both.total_bytes == pytest.approx(rss, rel=0.1)
+    assert without.total_bytes == pytest.approx(rss, rel=0.1)
 
 
 def test_nobody_has_no_memory_and_no_age() -> None:
