@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 # What `make test` does, in this order: all of it, whatever fails. Each is a target too.
 STAGES  := lint patches native python engine docs-check
 # Tests have directories, sockets and ports of their own, but for those of documents.
-WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
+WORKERS := --numprocesses logical --maxprocesses 4 --dist worksteal
 # What `make nightly` does, for one to four hours; what it finds is in REPORTS.
 NIGHTLY := nightly-fuzz nightly-validate nightly-bench
 REPORTS := reports
