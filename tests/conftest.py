@@ -1,4 +1,4 @@
-"""Fixtures that more than one test file needs."""
+"""What a run of tests goes by: its stage, its workers, and the fixtures of more than one file."""
 
 from __future__ import annotations
 

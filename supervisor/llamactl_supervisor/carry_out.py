@@ -44,7 +44,7 @@ class Writing:
     def __init__(self, carriage: Carriage, effect: ev.CarryOut) -> None:
         self._carriage, self._effect = carriage, effect
         settings, self._began = carriage.settings, time.monotonic()
-        self._until = self._began + settings.drain_s + settings.carry_s
+        self._end = self._began + settings.drain_s + settings.carry_s
         self._n_cut = 0
         self._is_drained = False
         self.hung_up = False
@@ -91,10 +91,11 @@ class Writing:
     async def _drain(self) -> bool:
         """Return once nothing is in progress any more; False: the engine does not know this."""
         drain_s, named = self._carriage.settings.drain_s, False
+        self._go_on_to(f"asking the engine to be quiet, {_until(self._end - self._began)}")
         while True:
             is_cut = self._carriage.is_cut(self._effect.generation)
             left_s = 0.0 if is_cut else drain_s - (time.monotonic() - self._began)
-            told = await self._ask_for_quiet(cut=left_s <= 0, is_first=not named)
+            told = await self._ask_for_quiet(cut=left_s <= 0)
             if told is None:
                 return False
             self._n_cut += told.n_cut
@@ -113,15 +114,13 @@ class Writing:
             self._post(text)
             await asyncio.sleep(min(DRAIN_POLL_S, left_s))
 
-    async def _ask_for_quiet(self, *, cut: bool, is_first: bool) -> Quiet | None:
+    async def _ask_for_quiet(self, *, cut: bool) -> Quiet | None:
         """Have it be quiet, or cut as well; None: it does not know this.
 
         It answers between two batches. One may take longer than requests have to end: all that the
         engine holds is lost if it is not waited for, unless the engine does nothing at all.
         """
-        engine, left_s = self._effect.process.engine, max(1.0, self._until - time.monotonic())
-        if is_first:
-            self._go_on_to(f"asking the engine to be quiet, {_until(left_s)}")
+        engine, left_s = self._effect.process.engine, max(1.0, self._end - time.monotonic())
         asked = self._client.quiesce(is_quiet=True, cut=cut, timeout_s=left_s)
         try:
             return await mute.answer(asked, engine, "whether it is quiet")
@@ -143,7 +142,7 @@ class Writing:
     async def _write_all(self) -> None:
         carriage, seen = self._carriage, set[tuple[Place, int]]()
         self._told.clear()
-        until = min(self._until, time.monotonic() + carriage.settings.carry_s)
+        until = min(self._end, time.monotonic() + carriage.settings.carry_s)
         manifest = await carriage.read()
         taker = await carriage.taker(self._effect.process, self._effect.request)
         for _ in range(ROUNDS_MAX):
